@@ -1,0 +1,163 @@
+"""A workload: what a federation trains, the terms every participant must share.
+
+A workload file is TOML, validated here, and travels to the nodes as canonical JSON; its SHA-256 is
+the ``config_hash`` of messages, checkpoints and ledger records.  What is a node's own affair (data,
+threads, what it releases about itself) is not in it.
+"""
+
+import hashlib
+import json
+import math
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lensemble.ids import Digest
+from lensemble.params import FlatParameters, ParamLayout, layout_of
+from lensemble.seeds import derive
+
+
+class _Terms(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class WorldModelTask(_Terms):
+    """Action-conditioned latent world model on state vectors.
+
+    Encoder: ``observation_dim -> hidden -> hidden -> latent_dim``.  Predictor: ``history`` latents
+    and ``history`` action embeddings ``-> hidden -> hidden -> latent_dim``, residual.  The action
+    head (``action_dim -> head_hidden -> action_embedding``) is local and in no layout.
+    """
+
+    kind: Literal["world_model"] = "world_model"
+    observation_dim: int = Field(6, ge=1, le=4096)
+    latent_dim: int = Field(12, ge=1, le=4096)
+    hidden: int = Field(96, ge=1, le=16384)
+    history: int = Field(3, ge=1, le=64)
+    action_embedding: int = Field(8, ge=1, le=4096)
+    head_hidden: int = Field(32, ge=1, le=4096)
+
+
+class NoopTask(_Terms):
+    """No model at all: a flat vector and a seeded update, to measure and test rounds."""
+
+    kind: Literal["noop"] = "noop"
+    parameters: int = Field(250_000, ge=1, le=1 << 31)
+
+
+Task = Annotated[WorldModelTask | NoopTask, Field(discriminator="kind")]
+
+
+class Inner(_Terms):
+    """The H local AdamW steps; cosine over the global step to ``final_lr_fraction``."""
+
+    steps: int = Field(50, ge=1, le=100_000)
+    batch: int = Field(64, ge=1, le=65_536)
+    lr: float = Field(2e-3, gt=0, le=1)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0, le=1)
+    schedule_steps: int = Field(400, ge=1, le=10_000_000)
+    final_lr_fraction: float = Field(0.1, ge=0, le=1)
+
+
+class Objective(_Terms):
+    """Weights of the loss; ``lambda_sig`` multiplies a statistic already scaled by sample count."""
+
+    lambda_pred: float = Field(1.0, ge=0)
+    lambda_sig: float = Field(5.12, ge=0)
+    lambda_anc: float = Field(0.0, ge=0)
+    sketch_dim: int = Field(32, ge=1, le=4096)
+    knots: int = Field(17, ge=2, le=129)
+
+
+class Outer(_Terms):
+    """Nesterov step on the mean update; DiLoCo's values are the defaults."""
+
+    lr: float = Field(0.7, gt=0, le=10)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    dtype: Literal["fp32", "fp64"] = "fp32"
+
+
+class FieldTerms(_Terms):
+    """The integer field of updates: ``rint(x * 2**k) mod 2**32``, at most ``n_max`` summands."""
+
+    k: int = Field(24, ge=8, le=30)
+    n_max: int = Field(64, ge=1, le=4096)
+
+    @property
+    def bound(self) -> float:
+        """Largest absolute value of one coordinate for which ``n_max`` summands cannot wrap."""
+        return float(((1 << 31) - 1) // self.n_max) / float(1 << self.k)
+
+
+class Workload(_Terms):
+    """Everything that participants must agree on to train one model."""
+
+    name: str = Field("arm", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    root_seed: int = Field(0, ge=0, lt=1 << 63)
+    task: Task = WorldModelTask()
+    inner: Inner = Inner()
+    objective: Objective = Objective()
+    outer: Outer = Outer()
+    field: FieldTerms = FieldTerms()
+
+    @model_validator(mode="after")
+    def _field_leaves_room(self) -> "Workload":
+        if self.field.bound < 2 ** (1 - self.field.k):
+            raise ValueError("field.k and field.n_max leave no room for a single step of the field")
+        return self
+
+    def canonical(self) -> bytes:
+        """Sorted compact ASCII JSON of every key."""
+        tree = self.model_dump(mode="json")
+        return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+    @property
+    def digest(self) -> Digest:
+        """``config_hash``: SHA-256 of the canonical JSON."""
+        return Digest(hashlib.sha256(self.canonical()).hexdigest())
+
+
+def parameter_shapes(task: WorldModelTask | NoopTask) -> dict[str, tuple[int, ...]]:
+    """Name to shape of every federated tensor of ``task``, weights as (out, in)."""
+    if isinstance(task, NoopTask):
+        return {"encoder.weight": (task.parameters,)}
+    joint = task.history * (task.latent_dim + task.action_embedding)
+    widths = {
+        "encoder": (task.observation_dim, task.hidden, task.hidden, task.latent_dim),
+        "predictor": (joint, task.hidden, task.hidden, task.latent_dim),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for group, sizes in widths.items():
+        for part, fan_in, fan_out in zip(
+            ("input", "middle", "output"), sizes[:-1], sizes[1:], strict=True
+        ):
+            shapes[f"{group}.{part}.weight"] = (fan_out, fan_in)
+            shapes[f"{group}.{part}.bias"] = (fan_out,)
+    return shapes
+
+
+def layout(workload: Workload) -> ParamLayout:
+    return layout_of(parameter_shapes(workload.task))
+
+
+def initial_parameters(workload: Workload) -> FlatParameters:
+    """The warm start from the seed alone: float32, shape ``(layout.size,)``.
+
+    Uniform in +-1/sqrt(fan_in), biases included, from a counter-based generator, so that every
+    machine draws the same bits (torch's generators differ between processors).
+    """
+    where = layout(workload)
+    flat = np.zeros(where.size, dtype=np.float32)
+    if isinstance(workload.task, NoopTask):
+        return flat
+    shapes = {t.name: t.shape for t in where.tensors}
+    for name, view in where.views(flat).items():
+        seed = derive(workload.root_seed, f"init:{name}")
+        generator = np.random.Generator(np.random.Philox(seed))
+        fan_in = shapes[name.rsplit(".", 1)[0] + ".weight"][1]
+        reach = 1.0 / math.sqrt(fan_in)
+        view[...] = generator.uniform(-reach, reach, size=view.shape).astype(np.float32)
+    return flat
