@@ -1,0 +1,48 @@
+# Everything below runs in .venv, which is made from the pins in constraints.txt on first use.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench check clean
+
+help:
+	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
+	@echo "make test    the whole default test run (ARGS=... is passed to pytest)"
+	@echo "make lint    formatting, lint, types and import contracts"
+	@echo "make format  put every file into the house format"
+	@echo "make bench   every benchmark, one after the other"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/lensemblectl demo --nodes 3 --rounds 5 $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo dist build

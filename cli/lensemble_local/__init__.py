@@ -1,0 +1,1 @@
+"""Whole federations on this machine: simulation in one process, and the demo of real processes."""
