@@ -54,7 +54,9 @@ class ParamLayout(msgspec.Struct, frozen=True):
     def views(self, flat: FlatParameters) -> dict[str, FlatParameters]:
         """Each tensor of ``flat`` (float32, shape ``(size,)``) as a view of its own shape."""
         if flat.shape != (self.size,):
-            raise ContractViolation(f"flat vector has shape {flat.shape}, layout wants ({self.size},)")
+            raise ContractViolation(
+                f"flat vector has shape {flat.shape}, layout wants ({self.size},)"
+            )
         return {t.name: flat[t.offset : t.offset + t.size].reshape(t.shape) for t in self.tensors}
 
 

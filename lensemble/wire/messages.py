@@ -1,0 +1,271 @@
+"""Every message between a coordinator and a node, and the bytes that signatures cover.
+
+All are tagged, frozen and closed: an unknown field, a wrong type or a value over its limit is refused
+when it is decoded.  Messages of a round carry (federation, epoch, round, attempt), so that one from
+another life of the same node, or from another attempt, is told apart and refused.  No message carries
+an observation, an action, an embedding or a parameter: payload travels on edges only.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from lensemble.edge.spec import EdgeSpec
+from lensemble.ids import Digest, FederationId, NodeId
+
+WIRE_VERSION = 1
+"""The version this build speaks; the first thing checked in every message."""
+
+MAX_PARTICIPANTS = 4096
+MAX_EDGES_PER_NODE = 256
+MAX_WORKLOAD_BYTES = 1 << 16
+
+Hex64 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+NodeKey: TypeAlias = Annotated[NodeId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Hash: TypeAlias = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Federation: TypeAlias = Annotated[FederationId, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Label = Annotated[str, Meta(max_length=64)]
+Sentence = Annotated[str, Meta(max_length=500)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Nodes = Annotated[tuple[NodeKey, ...], Meta(max_length=MAX_PARTICIPANTS)]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Fenced(_Message, frozen=True, kw_only=True, tag=True):
+    federation: Federation
+    epoch: Count
+    """Counts the sessions of one node identity; given in ``Welcome``."""
+
+
+class _OfRound(_Fenced, frozen=True, kw_only=True, tag=True):
+    round: Count
+    attempt: Count
+
+
+# ---- membership ----
+
+
+class Join(_Message, frozen=True, kw_only=True, tag=True):
+    """First message of a node.  ``boot`` is drawn at process start and tells restarts apart."""
+
+    speaks: tuple[int, int]
+    """Lowest and highest wire version of the sender."""
+    build: Label
+    name: Label
+    boot: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+    federation: Federation | None = None
+    invite: Annotated[bytes, Meta(max_length=64)] = b""
+
+
+class LastRecord(_Message, frozen=True, kw_only=True):
+    """The newest committed round, so that a returning node learns whether it took part."""
+
+    round: Annotated[int, Meta(ge=-1)]
+    digest: Hash
+    contributors: Nodes
+
+
+class Welcome(_Fenced, frozen=True, kw_only=True, tag=True):
+    build: Label
+    coordinator: Label
+    workload: Annotated[bytes, Meta(max_length=MAX_WORKLOAD_BYTES)]
+    """Canonical JSON of the workload."""
+    config_hash: Hash
+    layout_digest: Hash
+    aggregation: Literal["plain", "masked"]
+    last: LastRecord
+
+
+class Refused(_Message, frozen=True, kw_only=True, tag=True):
+    """Not admitted, or a message that will not be acted on."""
+
+    code: Label
+    reason: Sentence
+    remediation: Sentence = ""
+    final: bool = False
+    """The sender of the refused message should not try again by itself."""
+
+
+class Leave(_Fenced, frozen=True, kw_only=True, tag=True):
+    """Either side ends the session in order."""
+
+    reason: Sentence
+
+
+# ---- provisioning ----
+
+
+class Provision(_Fenced, frozen=True, kw_only=True, tag=True):
+    """Make ready the named edge-ends; ``state`` is the node's Rx, ``update`` its Tx."""
+
+    state: EdgeSpec
+    update: EdgeSpec
+
+
+class Provisioned(_Fenced, frozen=True, kw_only=True, tag=True):
+    """Every end of ``edges`` is registered or open."""
+
+    edges: Annotated[tuple[int, ...], Meta(max_length=MAX_EDGES_PER_NODE)]
+
+
+class Teardown(_Fenced, frozen=True, kw_only=True, tag=True):
+    edges: Annotated[tuple[int, ...], Meta(max_length=MAX_EDGES_PER_NODE)]
+
+
+class TornDown(_Fenced, frozen=True, kw_only=True, tag=True):
+    edges: Annotated[tuple[int, ...], Meta(max_length=MAX_EDGES_PER_NODE)]
+
+
+class EdgeLost(_Fenced, frozen=True, kw_only=True, tag=True):
+    """An edge-end of the sender faulted; the coordinator provisions a new pair."""
+
+    edge: Count
+    reason: Sentence
+
+
+# ---- a round ----
+
+
+class FieldParams(_Message, frozen=True, kw_only=True):
+    """Integer field of the updates: 32 bits, ``rint(x * 2**k)``, at most ``n_max`` summands."""
+
+    k: Annotated[int, Meta(ge=8, le=30)]
+    n_max: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
+
+
+class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
+    prior_digest: Hash
+    layout_digest: Hash
+    config_hash: Hash
+    roster_digest: Hash
+    """Of the nodes asked to take part in this attempt."""
+    sketch_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    probe_hash: Hash | None = None
+    landmark_hashes: Annotated[tuple[Hash, ...], Meta(max_length=65_536)] = ()
+    inner_steps: Annotated[int, Meta(ge=1, le=100_000)]
+    global_step: Count
+    """Inner steps of all earlier rounds; where the learning-rate schedule stands."""
+    state_bytes: Count
+    field: FieldParams
+    answer_within_s: Annotated[float, Meta(ge=0)]
+
+
+class Commitment(_OfRound, frozen=True, kw_only=True, tag=True):
+    """Binds the sender to a dataset for this attempt, and says what of the state it holds.
+
+    ``mask_key`` and ``share_key`` are X25519 public keys, absent in plain aggregation.
+    """
+
+    dataset_root: Hash
+    episodes: Count
+    holds_bytes: Count
+    mask_key: PublicKey | None = None
+    share_key: PublicKey | None = None
+    signature: Signature
+
+
+class Collect(_OfRound, frozen=True, kw_only=True, tag=True):
+    """The attempt has its participants; train, then send.  ``roster`` is sorted."""
+
+    roster: Nodes
+    send_within_s: Annotated[float, Meta(ge=0)]
+
+
+class Progress(_OfRound, frozen=True, kw_only=True, tag=True):
+    phase: Literal["fetching", "waiting", "training", "releasing", "sending", "sent"]
+    done: Count
+    total: Count
+    """Steps while training, bytes otherwise."""
+
+
+class Update(_OfRound, frozen=True, kw_only=True, tag=True):
+    """Announces the update blob on the update edge.
+
+    Norm and loss stay on the node unless its own configuration shares them.
+    """
+
+    digest: Hash
+    nbytes: Count
+    dataset_root: Hash
+    reused: bool
+    """The release of an earlier attempt of the same round, sent again."""
+    l2_norm: float | None = None
+    loss: float | None = None
+    signature: Signature
+
+
+class Fault(_OfRound, frozen=True, kw_only=True, tag=True):
+    """The sender will not contribute to this attempt."""
+
+    code: Label
+    reason: Sentence
+    remediation: Sentence = ""
+
+
+class RoundClose(_OfRound, frozen=True, kw_only=True, tag=True):
+    outcome: Literal["closed", "aborted"]
+    digest: Hash
+    """Of the global state after the round; unchanged by an aborted one."""
+    contributors: Nodes = ()
+    code: Label = ""
+    reason: Sentence = ""
+    retries: bool = False
+    """Another attempt of the same round follows."""
+
+
+FromNode: TypeAlias = (
+    Join | Leave | Provisioned | TornDown | EdgeLost | Commitment | Progress | Update | Fault
+)
+FromCoordinator: TypeAlias = (
+    Welcome | Refused | Leave | Provision | Teardown | RoundOpen | Collect | RoundClose
+)
+
+# ---- what signatures cover ----
+
+
+def _signed(kind: str, **fields: str | int) -> bytes:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"lensemble/{kind}/v1\x00".encode() + text.encode()
+
+
+def commitment_payload(
+    federation: str, round_index: int, attempt: int, dataset_root: str, config_hash: str
+) -> bytes:
+    """The bytes a node signs to bind itself to ``dataset_root`` for one attempt."""
+    return _signed(
+        "commitment",
+        federation=federation,
+        round=round_index,
+        attempt=attempt,
+        dataset_root=dataset_root,
+        config_hash=config_hash,
+    )
+
+
+def update_payload(
+    federation: str, round_index: int, attempt: int, dataset_root: str, digest: str
+) -> bytes:
+    """The bytes a node signs, in ``Update`` and in the trailer of the blob, to own an update."""
+    return _signed(
+        "update",
+        federation=federation,
+        round=round_index,
+        attempt=attempt,
+        dataset_root=dataset_root,
+        digest=digest,
+    )
+
+
+def roster_digest(nodes: Iterable[str]) -> Digest:
+    """SHA-256 of the sorted node ids, one a line."""
+    text = "".join(f"{node}\n" for node in sorted(nodes))
+    return Digest(hashlib.sha256(b"lensemble/roster/v1\x00" + text.encode()).hexdigest())

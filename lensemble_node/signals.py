@@ -1,0 +1,250 @@
+"""What a node daemon and its worker process say to each other: JSON lines, payload never in them.
+
+Commands go to the worker's stdin, events come from its stdout.  The four slot signals are the hot
+path: ``Ready``/``Consumed`` for a slot that came in, ``Filled``/``Released`` for one that goes out.
+At ``Attach`` every slot of a tx edge belongs to the worker, every slot of an rx edge to the stream.
+"""
+
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from lensemble.errors import WorkerFault
+
+MAX_LINE_BYTES = 1 << 18
+"""Longest line in either direction."""
+
+_Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class _Line(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---- commands ----
+
+
+class Configure(_Line, frozen=True, kw_only=True, tag=True):
+    """First command.  ``workload`` is canonical JSON; ``path`` empty means no dataset (noop)."""
+
+    workload: str
+    federation: str
+    node: str
+    state_dir: str
+    path: str
+    format: str = "auto"
+    observation_keys: tuple[str, ...] = ()
+    embodiment: str = ""
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+class Attach(_Line, frozen=True, kw_only=True, tag=True):
+    """The ring of ``edge`` is ``slots`` of ``capacity_bytes`` from ``offset`` in the arena."""
+
+    edge: _Count
+    direction: Literal["rx", "tx"]
+    offset: _Count
+    capacity_bytes: _Count
+    slots: Annotated[int, Meta(ge=1, le=64)]
+
+
+class Detach(_Line, frozen=True, kw_only=True, tag=True):
+    """Touch no slot of ``edge`` again; answered by ``Detached``."""
+
+    edge: _Count
+
+
+class Ready(_Line, frozen=True, kw_only=True, tag=True):
+    edge: _Count
+    slot: _Count
+    extent: _Count
+
+
+class Released(_Line, frozen=True, kw_only=True, tag=True):
+    edge: _Count
+    slot: _Count
+
+
+class Bind(_Line, frozen=True, kw_only=True, tag=True):
+    """How much of the state ``prior_digest`` is held?  Answered by ``Bound``."""
+
+    round: _Count
+    attempt: _Count
+    prior_digest: _Hash
+
+
+class Train(_Line, frozen=True, kw_only=True, tag=True):
+    """Run the inner steps from ``prior_digest``; answered by ``Trained`` or ``Failed``."""
+
+    round: _Count
+    attempt: _Count
+    prior_digest: _Hash
+    sketch_seed: _Count
+    global_step: _Count
+
+
+class Send(_Line, frozen=True, kw_only=True, tag=True):
+    """Put the release of ``round`` on ``edge`` as a blob; answered by ``Sent``."""
+
+    edge: _Count
+    round: _Count
+    attempt: _Count
+    signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
+
+
+class Abandon(_Line, frozen=True, kw_only=True, tag=True):
+    """Stop working on the attempt; its release is kept for a later attempt of the round."""
+
+    round: _Count
+    attempt: _Count
+
+
+class Close(_Line, frozen=True, kw_only=True, tag=True):
+    """The round has ended.  ``adopt``: this node contributed, so its local state advances."""
+
+    round: _Count
+    digest: _Hash
+    adopt: bool
+
+
+class Stop(_Line, frozen=True, kw_only=True, tag=True):
+    """Finish and exit with status 0."""
+
+
+Command: TypeAlias = (
+    Configure | Attach | Detach | Ready | Released | Bind | Train | Send | Abandon | Close | Stop
+)
+
+# ---- events ----
+
+
+class Configured(_Line, frozen=True, kw_only=True, tag=True):
+    """The dataset is open and committed; the root of no dataset is that of the empty set."""
+
+    build: str
+    dataset_root: _Hash
+    episodes: _Count
+    steps: _Count
+    layout_digest: _Hash
+
+
+class Attached(_Line, frozen=True, kw_only=True, tag=True):
+    edge: _Count
+
+
+class Detached(_Line, frozen=True, kw_only=True, tag=True):
+    edge: _Count
+
+
+class Consumed(_Line, frozen=True, kw_only=True, tag=True):
+    edge: _Count
+    slot: _Count
+
+
+class Filled(_Line, frozen=True, kw_only=True, tag=True):
+    edge: _Count
+    slot: _Count
+    extent: _Count
+
+
+class Bound(_Line, frozen=True, kw_only=True, tag=True):
+    round: _Count
+    attempt: _Count
+    holds_bytes: _Count
+
+
+class StateHeld(_Line, frozen=True, kw_only=True, tag=True):
+    """The state ``digest`` is complete, verified and on disk."""
+
+    digest: _Hash
+
+
+class Worked(_Line, frozen=True, kw_only=True, tag=True):
+    """Progress inside a phase: bytes while fetching or sending, steps while training."""
+
+    round: _Count
+    attempt: _Count
+    phase: Literal["fetching", "training", "releasing", "sending"]
+    done: _Count
+    total: _Count
+
+
+class Trained(_Line, frozen=True, kw_only=True, tag=True):
+    round: _Count
+    attempt: _Count
+    digest: _Hash
+    nbytes: _Count
+    reused: bool
+    l2_norm: float
+    loss_first: float | None
+    loss_last: float | None
+
+
+class Sent(_Line, frozen=True, kw_only=True, tag=True):
+    """The last chunk of the update blob was filled."""
+
+    round: _Count
+    attempt: _Count
+
+
+class Closed(_Line, frozen=True, kw_only=True, tag=True):
+    round: _Count
+    adopted: bool
+
+
+class Failed(_Line, frozen=True, kw_only=True, tag=True):
+    """A command could not be carried out; the worker goes on unless ``fatal``."""
+
+    code: str
+    message: str
+    remediation: str = ""
+    round: _Count | None = None
+    attempt: _Count | None = None
+    fatal: bool = False
+
+
+Event: TypeAlias = (
+    Configured
+    | Attached
+    | Detached
+    | Consumed
+    | Filled
+    | Bound
+    | StateHeld
+    | Worked
+    | Trained
+    | Sent
+    | Closed
+    | Failed
+)
+
+Parsed = TypeVar("Parsed")
+_encoder = msgspec.json.Encoder()
+_commands: "msgspec.json.Decoder[Command]" = msgspec.json.Decoder(Command)
+_events: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
+
+
+def line(message: Command | Event) -> bytes:
+    """One JSON line, newline included."""
+    return _encoder.encode(message) + b"\n"
+
+
+def parse_command(raw: bytes) -> Command:
+    """Raises ``WorkerFault`` for a line that is no command."""
+    return _parse(raw, _commands)
+
+
+def parse_event(raw: bytes) -> Event:
+    """Raises ``WorkerFault`` for a line that is no event."""
+    return _parse(raw, _events)
+
+
+def _parse(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
+    if len(raw) > MAX_LINE_BYTES:
+        raise WorkerFault(f"a line of {len(raw)} bytes is over {MAX_LINE_BYTES}")
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WorkerFault(f"not a line of the worker protocol: {error}: {raw[:120]!r}") from error
