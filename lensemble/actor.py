@@ -34,7 +34,9 @@ async def run_machine(
 class Timers:
     """Turns ``ArmTimer`` into a later ``TimerExpired``; one scope for each running timer."""
 
-    def __init__(self, nursery: trio.Nursery, expired: Callable[[TimerExpired], None]) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, expired: Callable[[TimerExpired], Awaitable[None]]
+    ) -> None:
         self._nursery = nursery
         self._expired = expired
         self._running: dict[str, trio.CancelScope] = {}
@@ -55,4 +57,4 @@ class Timers:
             await trio.sleep(action.seconds)
             if self._running.get(action.timer) is scope:
                 del self._running[action.timer]
-                self._expired(TimerExpired(action.timer))
+                await self._expired(TimerExpired(action.timer))

@@ -31,19 +31,19 @@ class WorldModelTask(_Terms):
     """
 
     kind: Literal["world_model"] = "world_model"
-    observation_dim: int = Field(6, ge=1, le=4096)
-    latent_dim: int = Field(12, ge=1, le=4096)
-    hidden: int = Field(96, ge=1, le=16384)
-    history: int = Field(3, ge=1, le=64)
-    action_embedding: int = Field(8, ge=1, le=4096)
-    head_hidden: int = Field(32, ge=1, le=4096)
+    observation_dim: int = Field(default=6, ge=1, le=4096)
+    latent_dim: int = Field(default=12, ge=1, le=4096)
+    hidden: int = Field(default=96, ge=1, le=16384)
+    history: int = Field(default=3, ge=1, le=64)
+    action_embedding: int = Field(default=8, ge=1, le=4096)
+    head_hidden: int = Field(default=32, ge=1, le=4096)
 
 
 class NoopTask(_Terms):
     """No model at all: a flat vector and a seeded update, to measure and test rounds."""
 
     kind: Literal["noop"] = "noop"
-    parameters: int = Field(250_000, ge=1, le=1 << 31)
+    parameters: int = Field(default=250_000, ge=1, le=1 << 31)
 
 
 Task = Annotated[WorldModelTask | NoopTask, Field(discriminator="kind")]
@@ -52,39 +52,39 @@ Task = Annotated[WorldModelTask | NoopTask, Field(discriminator="kind")]
 class Inner(_Terms):
     """The H local AdamW steps; cosine over the global step to ``final_lr_fraction``."""
 
-    steps: int = Field(50, ge=1, le=100_000)
-    batch: int = Field(64, ge=1, le=65_536)
-    lr: float = Field(2e-3, gt=0, le=1)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.99, ge=0, lt=1)
-    weight_decay: float = Field(1e-4, ge=0, le=1)
-    schedule_steps: int = Field(400, ge=1, le=10_000_000)
-    final_lr_fraction: float = Field(0.1, ge=0, le=1)
+    steps: int = Field(default=50, ge=1, le=100_000)
+    batch: int = Field(default=64, ge=1, le=65_536)
+    lr: float = Field(default=2e-3, gt=0, le=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-4, ge=0, le=1)
+    schedule_steps: int = Field(default=400, ge=1, le=10_000_000)
+    final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
 
 
 class Objective(_Terms):
     """Weights of the loss; ``lambda_sig`` multiplies a statistic already scaled by sample count."""
 
-    lambda_pred: float = Field(1.0, ge=0)
-    lambda_sig: float = Field(5.12, ge=0)
-    lambda_anc: float = Field(0.0, ge=0)
-    sketch_dim: int = Field(32, ge=1, le=4096)
-    knots: int = Field(17, ge=2, le=129)
+    lambda_pred: float = Field(default=1.0, ge=0)
+    lambda_sig: float = Field(default=5.12, ge=0)
+    lambda_anc: float = Field(default=0.0, ge=0)
+    sketch_dim: int = Field(default=32, ge=1, le=4096)
+    knots: int = Field(default=17, ge=2, le=129)
 
 
 class Outer(_Terms):
     """Nesterov step on the mean update; DiLoCo's values are the defaults."""
 
-    lr: float = Field(0.7, gt=0, le=10)
-    momentum: float = Field(0.9, ge=0, lt=1)
+    lr: float = Field(default=0.7, gt=0, le=10)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
     dtype: Literal["fp32", "fp64"] = "fp32"
 
 
 class FieldTerms(_Terms):
     """The integer field of updates: ``rint(x * 2**k) mod 2**32``, at most ``n_max`` summands."""
 
-    k: int = Field(24, ge=8, le=30)
-    n_max: int = Field(64, ge=1, le=4096)
+    k: int = Field(default=24, ge=8, le=30)
+    n_max: int = Field(default=64, ge=1, le=4096)
 
     @property
     def bound(self) -> float:
@@ -95,8 +95,8 @@ class FieldTerms(_Terms):
 class Workload(_Terms):
     """Everything that participants must agree on to train one model."""
 
-    name: str = Field("arm", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
-    root_seed: int = Field(0, ge=0, lt=1 << 63)
+    name: str = Field(default="arm", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    root_seed: int = Field(default=0, ge=0, lt=1 << 63)
     task: Task = WorldModelTask()
     inner: Inner = Inner()
     objective: Objective = Objective()
