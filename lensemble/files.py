@@ -1,0 +1,120 @@
+"""Files that survive a crash: written aside, flushed, renamed, and their directory flushed."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lensemble.errors import StorageError
+
+PIECE_BYTES = 1 << 20
+PART_PREFIX = ".part-"
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG}
+
+
+@contextmanager
+def storage(path: Path, need: int = 0) -> Iterator[None]:
+    """Turn the operating system's refusals about ``path`` into ``StorageError``.
+
+    ``need`` is the number of bytes the block wants to write, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StorageError(
+                f"{path}: no room for {need} bytes, {_free_bytes(path)} are free",
+                "Free space on that file system, or keep fewer rounds.",
+            ) from error
+        raise StorageError(
+            f"{path}: {os.strerror(error.errno or 0)}",
+            "Give the daemon's user a state directory that it can read and write.",
+        ) from error
+
+
+def _free_bytes(path: Path) -> int:
+    for place in (path, *path.parents):
+        if place.is_dir():
+            return shutil.disk_usage(place).free
+    return 0
+
+
+def flush_directory(path: Path) -> None:
+    """Make the names in directory ``path`` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, piece: bytes | memoryview, offset: int) -> None:
+    """Write the whole of ``piece`` (contiguous bytes) at ``offset``."""
+    left = memoryview(piece)
+    while left.nbytes:
+        done = os.pwrite(fd, left, offset)
+        left, offset = left[done:], offset + done
+
+
+def read_exactly(fd: int, into: memoryview, offset: int) -> None:
+    """Fill ``into`` (writable bytes) from ``offset``.
+
+    Raises:
+        StorageError: the file ends before.
+    """
+    while into.nbytes:
+        done = os.preadv(fd, [into], offset)
+        if done == 0:
+            raise StorageError(f"a file ends at byte {offset}, {into.nbytes} bytes early")
+        into, offset = into[done:], offset + done
+
+
+def read_pieces(
+    fd: int, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[memoryview]:
+    """The bytes ``start`` to ``stop`` in order; each piece is valid until the next is asked for.
+
+    Reads, never maps, so that the resident size of the process does not follow the file's.
+    """
+    buffer = memoryview(bytearray(min(piece_bytes, max(stop - start, 0))))
+    for offset in range(start, stop, piece_bytes):
+        piece = buffer[: min(piece_bytes, stop - offset)]
+        read_exactly(fd, piece, offset)
+        yield piece
+
+
+def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``content`` as one step: after a crash it is the old file or the new.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
+    with storage(path, len(content)):
+        fd, part = tempfile.mkstemp(prefix=PART_PREFIX, dir=path.parent)
+        try:
+            os.fchmod(fd, mode)
+            write_all(fd, content, 0)
+            os.fsync(fd)
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
+        finally:
+            os.close(fd)
+        flush_directory(path.parent)
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """The content of ``path``, of at most ``limit`` bytes.
+
+    Raises:
+        StorageError: missing, unreadable, or larger.
+    """
+    with storage(path), path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise StorageError(f"{path} is larger than {limit} bytes", "Restore the file from a copy.")
+    return content
