@@ -1,0 +1,138 @@
+"""One sparse shared memory per node, from which the rings of its edges are leased.
+
+The arena is an anonymous file of fixed size, mapped once by the daemon and once by each worker and
+never moved.  Pages exist only where somebody wrote; a region that is given back has its pages
+taken away again, so memory follows what is leased and not what has passed through.
+"""
+
+import mmap
+import os
+from bisect import insort
+
+import msgspec
+
+from lensemble.edge.spec import EdgeSpec
+from lensemble.errors import ArenaExhausted, InvariantError
+from lensemble.ids import SlotIndex
+
+DEFAULT_ARENA_BYTES = 1 << 36
+"""Address space, not memory: a page takes memory from its first write on."""
+
+PAGE_BYTES = mmap.PAGESIZE
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """Where a ring lies in the arena: what a worker needs to find its slots.
+
+    ``offset`` is in bytes and page-aligned; so is the distance from one slot to the next.
+    """
+
+    offset: int
+    slot_bytes: int
+    slots: int
+
+    @property
+    def stride(self) -> int:
+        return _whole_pages(self.slot_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Address space taken, in bytes."""
+        return self.stride * self.slots
+
+
+class Region:
+    """A leased ring of slots in a mapped arena."""
+
+    def __init__(self, mapped: memoryview, place: Place) -> None:
+        self.place = place
+        self.offset = place.offset
+        self.nbytes = place.nbytes
+        self._slots = tuple(
+            mapped[start : start + place.slot_bytes]
+            for start in range(place.offset, place.offset + place.nbytes, place.stride)
+        )
+
+    def slot(self, index: SlotIndex) -> memoryview:
+        """Slot ``index``: a writable view of bytes, ``slot_bytes`` long."""
+        return self._slots[index]
+
+
+class Arena:
+    """A mapped arena; the one that made it is also the one that leases from it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.nbytes = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self.nbytes, mmap.MAP_SHARED)
+        self._mapped = memoryview(self._map)
+        self._leased: list[Place] = []
+
+    @classmethod
+    def create(cls, nbytes: int = DEFAULT_ARENA_BYTES) -> "Arena":
+        """A new arena of ``nbytes`` of address space, rounded up to whole pages."""
+        fd = os.memfd_create("lensemble-arena", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _whole_pages(nbytes))
+        return cls(fd)
+
+    @classmethod
+    def attach(cls, fd: int) -> "Arena":
+        """Map the arena behind ``fd``, inherited from the process that created it."""
+        return cls(fd)
+
+    def region(self, place: Place) -> Region:
+        """The slots at ``place``, as a worker sees them.
+
+        Raises:
+            ArenaExhausted: ``place`` lies outside the arena.
+        """
+        if place.offset < 0 or place.offset + place.nbytes > self.nbytes:
+            raise ArenaExhausted(f"{place} lies outside an arena of {self.nbytes} bytes")
+        return Region(self._mapped, place)
+
+    def lease(self, spec: EdgeSpec) -> Region | None:
+        """The ring of one end of ``spec``, first fit; None while there is no room for it.
+
+        Raises:
+            ArenaExhausted: it could not fit even if nothing else were leased.
+        """
+        wanted = Place(0, spec.capacity_bytes, spec.slots)
+        if wanted.nbytes > self.nbytes:
+            raise ArenaExhausted(
+                f"edge {spec.edge} needs {spec.slots} slots x {wanted.stride} bytes = "
+                f"{wanted.nbytes} bytes; the whole arena has {self.nbytes}",
+                "Enlarge the arena, or provision fewer slots or a smaller capacity.",
+            )
+        offset = 0
+        for place in self._leased:
+            if place.offset - offset >= wanted.nbytes:
+                break
+            offset = place.offset + place.nbytes
+        if self.nbytes - offset < wanted.nbytes:
+            return None
+        placed = Place(offset, spec.capacity_bytes, spec.slots)
+        insort(self._leased, placed)
+        return Region(self._mapped, placed)
+
+    def give_back(self, region: Region) -> None:
+        """End a lease and take its pages away; nobody may use the region any more.
+
+        Raises:
+            InvariantError: the region is not leased from this arena.
+        """
+        if region.place not in self._leased:
+            raise InvariantError(f"{region.place} is not leased")
+        self._leased.remove(region.place)
+        self._map.madvise(mmap.MADV_REMOVE, region.offset, region.nbytes)
+
+    def leased_bytes(self) -> int:
+        """Address space that is leased now."""
+        return sum(place.nbytes for place in self._leased)
+
+    def resident_bytes(self) -> int:
+        """Memory the arena takes now, all mappings together."""
+        return os.fstat(self.fd).st_blocks * 512
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
