@@ -1,0 +1,225 @@
+"""The coordinator's configuration; ``configs/coord.toml`` lists every key at its default."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict, field_validator, model_validator
+
+from lensemble.config import ConfigPath, OptionalPath, Section, commented
+from lensemble.settings import (
+    SOCKET_NAME,
+    Heartbeats,
+    Listen,
+    LogSection,
+    NodeKey,
+    SocketSection,
+    Title,
+)
+
+TITLE = (
+    "Configuration of lensemble-coord. Every key is listed at its default; uncomment what you "
+    "change. Relative paths are relative to this file. `lensemble-coord check FILE` tests it."
+)
+
+DEFAULT_PORT = 7707
+
+
+class ListenSection(Heartbeats):
+    """Where nodes reach this coordinator, over QUIC."""
+
+    addresses: Listen = Field(
+        (f"127.0.0.1:{DEFAULT_PORT}", f"[::1]:{DEFAULT_PORT}"),
+        description=(
+            "Addresses to bind, at most one of each family; nothing else is bound. The default "
+            f'serves this machine only. For other hosts: ["0.0.0.0:{DEFAULT_PORT}", '
+            f'"[::]:{DEFAULT_PORT}"], or the address of one interface.'
+        ),
+    )
+
+
+class AdmissionSection(Section):
+    """Which nodes may join. Everyone else is refused and counted."""
+
+    allow: Annotated[tuple[NodeKey, ...], Strict(False)] = Field(
+        (),
+        description=(
+            "Node ids that may join without an invite: 64 hex digits each, printed by "
+            "`lensemblectl init node`."
+        ),
+    )
+    invites: bool = Field(
+        True, description="Whether a ticket from `lensemblectl invite` admits a new node."
+    )
+
+
+class RoundsSection(Section):
+    """When a round opens, closes, aborts and is tried again."""
+
+    min_participants: int = Field(
+        2, ge=1, le=4096, description="A round needs at least this many participants."
+    )
+    secure_agg_threshold: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description=(
+            "The quorum is the larger of min_participants and this; 0 asks for nothing more."
+        ),
+    )
+    max_participants: int = Field(
+        64, ge=1, le=4096, description="Nodes beyond this many are refused."
+    )
+    open_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=86_400,
+        description="An open round that has no quorum after this many seconds is aborted.",
+    )
+    open_grace_s: float = Field(
+        2.0,
+        ge=0,
+        le=3600,
+        description="Once the quorum is bound, wait this long for others that are joining.",
+    )
+    collect_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        le=604_800,
+        description=(
+            "Updates that have not arrived after this many seconds are left out, if a quorum has."
+        ),
+    )
+    max_attempts: int = Field(
+        5, ge=1, le=1000, description="A round that aborts is tried at most this many times."
+    )
+    retry_backoff_s: float = Field(
+        1.0, ge=0, le=3600, description="Wait before the second attempt; doubles from there."
+    )
+    retry_backoff_max_s: float = Field(
+        30.0, ge=0, le=86_400, description="The longest wait between two attempts."
+    )
+    on_commitment_mismatch: Literal["abort", "exclude"] = Field(
+        "abort",
+        description=(
+            "An update that is not bound to its participant's dataset: abort and stop the "
+            'federation, or "exclude" that update and go on with a quorum.'
+        ),
+    )
+    aggregation: str = Field(
+        "plain",
+        description=(
+            'Only "plain" is accepted: the coordinator sees the update of each participant.'
+        ),
+    )
+
+    @field_validator("aggregation")
+    @classmethod
+    def _only_plain(cls, value: str) -> str:
+        if value != "plain":
+            raise ValueError(
+                'this version aggregates only "plain": the coordinator sees each update, and '
+                "promises no masking"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> "RoundsSection":
+        if self.max_participants < self.quorum:
+            raise ValueError(
+                f"max_participants = {self.max_participants} admits no quorum of {self.quorum}"
+            )
+        if self.retry_backoff_max_s < self.retry_backoff_s:
+            raise ValueError(
+                f"retry_backoff_max_s = {self.retry_backoff_max_s} is below retry_backoff_s = "
+                f"{self.retry_backoff_s}"
+            )
+        return self
+
+    @property
+    def quorum(self) -> int:
+        """K: the fewest contributors a round closes with."""
+        return max(self.min_participants, self.secure_agg_threshold)
+
+
+class EdgesSection(Section):
+    """The conduits that carry model states and updates."""
+
+    capacity_bytes: int = Field(
+        1 << 20, ge=4096, le=1 << 28, description="The largest chunk of an edge, in bytes."
+    )
+    slots: int = Field(4, ge=1, le=64, description="Chunks that may be in flight on one edge-end.")
+    arena_bytes: int = Field(
+        1 << 30,
+        ge=1 << 16,
+        le=1 << 40,
+        description="Address space of the arena; memory is used only for leased slots, in bytes.",
+    )
+
+    @model_validator(mode="after")
+    def _one_edge_fits(self) -> "EdgesSection":
+        if self.slots * self.capacity_bytes > self.arena_bytes:
+            raise ValueError(
+                f"one edge needs slots x capacity_bytes = {self.slots * self.capacity_bytes} "
+                f"bytes, more than arena_bytes = {self.arena_bytes}"
+            )
+        return self
+
+
+class StorageSection(Section):
+    """What is kept on disk, and what in memory."""
+
+    spool_memory_bytes: int = Field(
+        1 << 30,
+        ge=0,
+        le=1 << 44,
+        description="Updates of the round in flight beyond this many bytes are spooled to disk.",
+    )
+    keep_last: int = Field(
+        5, ge=1, le=1_000_000, description="Keep the checkpoints of this many latest rounds."
+    )
+    keep_every: int = Field(
+        50, ge=0, le=1_000_000, description="Also keep every n-th round's checkpoint; 0 keeps none."
+    )
+    verify_keep_rounds: int = Field(
+        50,
+        ge=0,
+        le=1_000_000,
+        description=(
+            "Keep what `lensemblectl verify` needs to recompute the outer step of this many "
+            "latest rounds; older rounds are verified by the chain of records."
+        ),
+    )
+
+
+class CoordinatorConfig(Section):
+    name: Title = Field("coordinator", description="Shown in status and logs.")
+    state_dir: ConfigPath = Field(
+        Path("state"),
+        description="Identity key, ledger and checkpoints; one running daemon per directory.",
+    )
+    workload: ConfigPath = Field(
+        Path("workload.toml"), description="What is trained: the terms every participant shares."
+    )
+    warm_start: OptionalPath = Field(
+        None,
+        description=(
+            "A checkpoint directory or safetensors file to start round 0 from; empty: from the "
+            "workload's root_seed."
+        ),
+    )
+    listen: ListenSection = ListenSection()
+    admission: AdmissionSection = AdmissionSection()
+    rounds: RoundsSection = RoundsSection()
+    edges: EdgesSection = EdgesSection()
+    storage: StorageSection = StorageSection()
+    ctl: SocketSection = SocketSection()
+    log: LogSection = LogSection()
+
+    @property
+    def socket_path(self) -> Path:
+        return self.ctl.socket or self.state_dir / SOCKET_NAME
+
+
+if __name__ == "__main__":
+    sys.stdout.write(commented(CoordinatorConfig, TITLE))

@@ -1,0 +1,166 @@
+"""The node's configuration; ``configs/node.toml`` lists every key at its default."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from lensemble.config import ConfigPath, Names, Section, commented
+from lensemble.settings import (
+    SOCKET_NAME,
+    Addresses,
+    Heartbeats,
+    Listen,
+    LogSection,
+    SocketSection,
+    Title,
+)
+
+TITLE = (
+    "Configuration of lensemble-node. Every key is listed at its default; uncomment what you "
+    "change. Relative paths are relative to this file. `lensemble-node check FILE` tests it."
+)
+
+
+class CoordinatorSection(Section):
+    """Whom this node joins. Left empty, `lensemblectl join TICKET` says it."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = Field(
+        "", description="Node id of the coordinator, 64 hex digits; empty: as joined by ticket."
+    )
+    addresses: Addresses = Field(
+        (), description='Where it listens, such as ["192.0.2.7:7707", "[2001:db8::7]:7707"].'
+    )
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> "CoordinatorSection":
+        if bool(self.id) != bool(self.addresses):
+            raise ValueError("give both id and addresses, or neither and join by ticket")
+        return self
+
+
+class ListenSection(Heartbeats):
+    """Where this node sends from and is reached."""
+
+    addresses: Listen = Field(
+        ("127.0.0.1:0", "[::1]:0"),
+        description=(
+            "Addresses to bind, at most one of each family; port 0 takes any free one. The default "
+            "reaches a coordinator on this machine only. For one on another host: "
+            '["0.0.0.0:0", "[::]:0"], or the address of one interface.'
+        ),
+    )
+    reconnect_backoff_s: float = Field(
+        0.5,
+        gt=0,
+        le=3600,
+        description="Wait before dialing the coordinator a second time; doubles from there.",
+    )
+    reconnect_backoff_max_s: float = Field(
+        15.0, gt=0, le=86_400, description="The longest wait between two attempts to dial."
+    )
+
+    @model_validator(mode="after")
+    def _backoff_is_ordered(self) -> "ListenSection":
+        if self.reconnect_backoff_max_s < self.reconnect_backoff_s:
+            raise ValueError(
+                f"reconnect_backoff_max_s = {self.reconnect_backoff_max_s} is below "
+                f"reconnect_backoff_s = {self.reconnect_backoff_s}"
+            )
+        return self
+
+
+class DataSection(Section):
+    """The private trajectories. They are read here and by this node's worker, nowhere else."""
+
+    path: ConfigPath = Field(Path("data"), description="A dataset file, or a directory of them.")
+    format: Literal["auto", "robomimic", "minari", "stable_worldmodel"] = Field(
+        "auto", description='Layout of the HDF5 files; "auto" finds out.'
+    )
+    observation_keys: Names = Field(
+        (),
+        description=(
+            "Observation columns, concatenated in this order; empty: the columns of the layout."
+        ),
+    )
+    embodiment: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{0,64}$")] = Field(
+        "", description="What kind of machine recorded the data; a label for status and logs."
+    )
+
+
+class WorkerSection(Section):
+    """The child process that holds the tensors."""
+
+    threads: int = Field(1, ge=1, le=1024, description="Threads of its tensor library.")
+    memory_bytes: int = Field(
+        0, ge=0, le=1 << 44, description="Limit of its address space in bytes; 0: no limit."
+    )
+    niceness: int = Field(0, ge=0, le=19, description="Added to its scheduling priority.")
+    restart_backoff_s: float = Field(
+        1.0, ge=0, le=3600, description="Wait before a dead worker is started again; doubles."
+    )
+    restart_backoff_max_s: float = Field(
+        30.0, ge=0, le=86_400, description="The longest wait between two starts."
+    )
+
+    @model_validator(mode="after")
+    def _backoff_is_ordered(self) -> "WorkerSection":
+        if self.restart_backoff_max_s < self.restart_backoff_s:
+            raise ValueError(
+                f"restart_backoff_max_s = {self.restart_backoff_max_s} is below "
+                f"restart_backoff_s = {self.restart_backoff_s}"
+            )
+        return self
+
+
+class ShareSection(Section):
+    """What this node says about its training, beside the update itself."""
+
+    norms: bool = Field(
+        False, description="Send the loss and the norm of each update with it, in the clear."
+    )
+
+
+class EdgesSection(Section):
+    """The conduits that carry model states and updates; their sizes come from the coordinator."""
+
+    arena_bytes: int = Field(
+        1 << 30,
+        ge=1 << 16,
+        le=1 << 40,
+        description="Address space of the arena; memory is used only for leased slots, in bytes.",
+    )
+
+
+class NodeConfig(Section):
+    name: Title = Field(
+        "node", description="Shown in status and logs, here and at the coordinator."
+    )
+    state_dir: ConfigPath = Field(
+        Path("state"),
+        description="Identity key, action head and caches; one running daemon per directory.",
+    )
+    expected_config_hash: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = Field(
+        "",
+        description=(
+            "Take part only in the workload with this config hash, 64 hex digits as `lensemblectl "
+            "status` shows; empty: in whatever the coordinator trains."
+        ),
+    )
+    coordinator: CoordinatorSection = CoordinatorSection()
+    listen: ListenSection = ListenSection()
+    data: DataSection = DataSection()
+    worker: WorkerSection = WorkerSection()
+    share: ShareSection = ShareSection()
+    edges: EdgesSection = EdgesSection()
+    ctl: SocketSection = SocketSection()
+    log: LogSection = LogSection()
+
+    @property
+    def socket_path(self) -> Path:
+        return self.ctl.socket or self.state_dir / SOCKET_NAME
+
+
+if __name__ == "__main__":
+    sys.stdout.write(commented(NodeConfig, TITLE))
