@@ -1,8 +1,9 @@
 """The Merkle root that binds a participant to its dataset.
 
-A leaf commits to the stored columns of one episode: key, dtype, shape and little-endian bytes, sorted
-by key; so it survives recompression and a change of container.  Leaves are sorted, pairs hashed left
-to right, an odd node is promoted.  Every hash is a SHA-256 over a one-byte tag and its payload.
+A leaf commits to the stored columns of one episode: key, dtype, shape and little-endian bytes,
+sorted by key; so it survives recompression and a change of container.  Leaves are sorted, pairs
+hashed left to right, an odd node is promoted.  Every hash is a SHA-256 over a one-byte tag and its
+payload.
 """
 
 import hashlib

@@ -1,0 +1,1 @@
+"""Secure aggregation: the integer field that updates are summed in."""

@@ -1,8 +1,8 @@
 """The integer field of updates: ``rint(x * 2**k) mod 2**32``, stored as little-endian uint32.
 
 Sums in it are exact and do not depend on their order.  That no sum wraps is checked, not hoped:
-``encode`` refuses a coordinate which ``n_max`` equal summands would carry past 31 bits, ``check_sum``
-refuses a sum that no ``contributors`` honest updates can give.
+``encode`` refuses a coordinate which ``n_max`` equal summands would carry past 31 bits,
+``check_sum`` refuses a sum that no ``contributors`` honest updates can give.
 """
 
 import math
