@@ -1,0 +1,232 @@
+"""The sum of the updates: integer, exact and free of order, one piece of one accumulator at a time.
+
+It is derived twice from the spools and the digests are compared, so that a fault of memory or disk
+shows before anything is built on it.  These functions block and release the GIL for nearly all of
+their time; run them in a thread.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lensemble import files
+from lensemble.errors import (
+    AggregationError,
+    ContractViolation,
+    NonDeterministicAggregation,
+)
+from lensemble.files import PART_PREFIX, PIECE_BYTES
+from lensemble.ids import Digest, NodeId
+from lensemble.params import PARAMETER_BYTES, ParamLayout
+from lensemble.workload import FieldTerms
+
+SUM_SUFFIX = ".u32"
+_SUM_TAG = b"lensemble/field-sum/v1\x00"
+
+
+class Addend(Protocol):
+    """An update as the fold reads it; ``SpoolFile`` is one."""
+
+    @property
+    def participant(self) -> NodeId: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def read_into(self, offset: int, into: memoryview) -> None: ...
+
+
+class SumFacts(msgspec.Struct, frozen=True):
+    """A field sum at rest in ``path``; ``largest`` is its greatest magnitude, in field units."""
+
+    field_sum_digest: Digest
+    path: Path
+    count: int
+    largest: int
+
+
+class SumDigest:
+    """SHA-256 over tag, layout digest and the uint32 little-endian words, fed piece by piece."""
+
+    def __init__(self, layout: ParamLayout) -> None:
+        self._hash = hashlib.sha256(_SUM_TAG + bytes.fromhex(layout.digest))
+
+    def update(self, piece: bytes | memoryview) -> None:
+        self._hash.update(piece)
+
+    def hexdigest(self) -> Digest:
+        return Digest(self._hash.hexdigest())
+
+
+def summed_pieces(
+    addends: Sequence[Addend], nbytes: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[NDArray[np.uint32]]:
+    """The sum modulo 2**32 in order (uint32); each piece is valid until the next is asked for.
+
+    Raises:
+        AggregationError: no addend, or one that is not whole.
+    """
+    if not addends:
+        raise AggregationError("there is no update to sum")
+    for each in addends:
+        if each.total_bytes != nbytes or not each.complete:
+            raise AggregationError(f"the update of {each.participant} is not whole")
+    words = piece_bytes // PARAMETER_BYTES
+    total = np.empty(words, dtype=np.uint32)
+    term = np.empty(words, dtype=np.uint32)
+    for offset in range(0, nbytes, words * PARAMETER_BYTES):
+        size = min(words, (nbytes - offset) // PARAMETER_BYTES)
+        piece, other = total[:size], term[:size]
+        addends[0].read_into(offset, piece.data.cast("B"))
+        for each in addends[1:]:
+            each.read_into(offset, other.data.cast("B"))
+            np.add(piece, other, out=piece)
+        yield piece
+
+
+def fold(addends: Sequence[Addend], layout: ParamLayout, out: Path) -> SumFacts:
+    """Sum ``addends`` into the file ``out`` and flush it.
+
+    Raises:
+        AggregationError: no addend, or one that is not whole.
+        StorageError: the file system refuses.
+    """
+    running, largest, offset = SumDigest(layout), 0, 0
+    with files.storage(out, layout.nbytes):
+        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, layout.nbytes)
+            for piece in summed_pieces(addends, layout.nbytes):
+                raw = piece.data.cast("B")
+                running.update(raw)
+                files.write_all(fd, raw, offset)
+                offset += len(raw)
+                signed = piece.view(np.int32)
+                largest = max(largest, int(signed.max()), -int(signed.min()))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return SumFacts(running.hexdigest(), out, len(addends), largest)
+
+
+def sum_digest(addends: Sequence[Addend], layout: ParamLayout) -> Digest:
+    """The digest of the sum of ``addends``, derived anew and written nowhere."""
+    running = SumDigest(layout)
+    for piece in summed_pieces(addends, layout.nbytes):
+        running.update(piece.data.cast("B"))
+    return running.hexdigest()
+
+
+def derive_sum(
+    addends: Sequence[Addend],
+    layout: ParamLayout,
+    field: FieldTerms,
+    directory: Path,
+    differed: Callable[[Digest, Digest], None] = lambda *_: None,
+) -> SumFacts:
+    """Sum ``addends`` twice, into ``directory/<digest>.u32``; once more if the two differ.
+
+    ``differed`` is told the two digests of a first disagreement, which is worth an alert.
+
+    Raises:
+        NonDeterministicAggregation: the two differ again.
+        AggregationError: too many addends for the field, one not whole, or an implausible sum.
+        StorageError: the file system refuses.
+    """
+    if len(addends) > field.n_max:
+        raise AggregationError(f"{len(addends)} updates; the field has room for {field.n_max}")
+    part = directory / f"{PART_PREFIX}sum"
+    with files.storage(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        facts = _derive_equal(addends, layout, part, differed)
+        require_plausible(facts.largest, facts.count, field)
+        target = directory / (facts.field_sum_digest + SUM_SUFFIX)
+        with files.storage(target):
+            part.replace(target)
+            files.flush_directory(directory)
+    finally:
+        part.unlink(missing_ok=True)
+    return msgspec.structs.replace(facts, path=target)
+
+
+def _derive_equal(
+    addends: Sequence[Addend],
+    layout: ParamLayout,
+    part: Path,
+    differed: Callable[[Digest, Digest], None],
+) -> SumFacts:
+    for last in (False, True):
+        facts = fold(addends, layout, part)
+        again = sum_digest(addends, layout)
+        if again == facts.field_sum_digest:
+            return facts
+        if not last:
+            differed(facts.field_sum_digest, again)
+    raise NonDeterministicAggregation(
+        f"the same {len(addends)} updates summed to {facts.field_sum_digest} and to {again}"
+    )
+
+
+def step_bound(field: FieldTerms) -> int:
+    """The largest absolute value of one coordinate of one update, in units of the field."""
+    return ((1 << 31) - 1) // field.n_max
+
+
+def require_plausible(largest: int, count: int, field: FieldTerms) -> None:
+    """Refuse a sum that ``count`` updates within the field's bound cannot have.
+
+    A mask that was not removed leaves uniform words, which fail this at once.
+
+    Raises:
+        AggregationError: it is out of reach.
+    """
+    reach = count * step_bound(field)
+    if largest > reach:
+        raise AggregationError(
+            f"the sum of {count} updates reaches {largest} field units; at most {reach} can be",
+            "An update was malformed or a mask was not removed; the round is tried again.",
+        )
+
+
+def check_update(update: Addend, layout: ParamLayout, field: FieldTerms) -> None:
+    """Refuse a plain update that has a coordinate over the field's bound; a masked one has none.
+
+    Raises:
+        ContractViolation: names the participant, the coordinate and its value.
+    """
+    bound, start = step_bound(field), 0
+    for piece in summed_pieces([update], layout.nbytes):
+        signed = piece.view(np.int32)
+        if int(signed.max()) > bound or int(signed.min()) < -bound:
+            at = int(np.flatnonzero((signed > bound) | (signed < -bound))[0])
+            value = int(signed[at]) * 2.0**-field.k
+            raise ContractViolation(
+                f"coordinate {start + at} of the update of {update.participant} is {value:g}; "
+                f"the field's bound is {field.bound:g}",
+                "Clip the release of that node, or lower `field.k` of the workload.",
+            )
+        start += len(signed)
+
+
+def sum_pieces(path: Path, layout: ParamLayout) -> Iterator[memoryview]:
+    """The bytes of a stored sum in order; a piece is valid until the next is asked for.
+
+    Raises:
+        AggregationError: the file is not as long as the layout.
+        StorageError: missing or unreadable.
+    """
+    with files.storage(path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != layout.nbytes:
+            raise AggregationError(f"{path}: {size} bytes instead of {layout.nbytes}")
+        yield from files.read_pieces(file.fileno(), 0, size)

@@ -1,0 +1,158 @@
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lensemble.errors import (
+    AggregationError,
+    ContractViolation,
+    NonDeterministicAggregation,
+    StorageError,
+)
+from lensemble.files import PIECE_BYTES
+from lensemble.ids import Digest, NodeId
+from lensemble.params import layout_of
+from lensemble.workload import FieldTerms
+
+from lensemble_coord.training.aggregate import (
+    check_update,
+    derive_sum,
+    fold,
+    step_bound,
+    sum_digest,
+    sum_pieces,
+    summed_pieces,
+)
+from lensemble_coord.training.spool import Spool, SpoolFile
+
+LAYOUT = layout_of({"encoder.weight": (300, 1000)})
+FIELD = FieldTerms(k=24, n_max=8)
+
+
+def node(index: int) -> NodeId:
+    return NodeId(f"{index:064x}")
+
+
+def spooled(spool: Spool, index: int, words: NDArray[np.uint32]) -> SpoolFile:
+    one = spool.open(node(index), words.nbytes)
+    one.pwrite(0, words.data.cast("B"))
+    return one
+
+
+def small_updates(count: int) -> list[NDArray[np.uint32]]:
+    generator = np.random.default_rng(count)
+    bound = step_bound(FIELD)
+    return [
+        generator.integers(-bound, bound, LAYOUT.size, dtype=np.int32).view(np.uint32)
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_the_sum_is_the_integer_sum_in_any_order(tmp_path: Path, count: int) -> None:
+    updates = small_updates(count)
+    due = np.sum([u.view(np.int32).astype(np.int64) for u in updates], axis=0)
+    spool = Spool(tmp_path / "spool", 2 * LAYOUT.nbytes, LAYOUT.nbytes)
+    spools = [spooled(spool, index, words) for index, words in enumerate(updates)]
+    facts = derive_sum(spools, LAYOUT, FIELD, tmp_path / "sums")
+    assert facts.count == count
+    assert facts.largest == int(abs(due).max())
+    assert facts.path.name == facts.field_sum_digest + ".u32"
+    stored = np.frombuffer(b"".join(map(bytes, sum_pieces(facts.path, LAYOUT))), dtype=np.int32)
+    assert np.array_equal(stored, due)
+    for order in itertools.islice(itertools.permutations(spools), 6):
+        assert sum_digest(order, LAYOUT) == facts.field_sum_digest
+    spool.close()
+    assert [p.name for p in (tmp_path / "sums").iterdir()] == [facts.path.name]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 5), st.integers(1, 40))
+def test_pieces_of_any_size_sum_modulo_two_to_the_32(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, count: int, size: int
+) -> None:
+    words = st.lists(st.integers(0, 2**32 - 1), min_size=size, max_size=size)
+    updates = [np.array(data.draw(words), dtype=np.uint32) for _ in range(count)]
+    spool = Spool(tmp_path_factory.mktemp("spool"), 1 << 20, 4 * size)
+    spools = [spooled(spool, index, u) for index, u in enumerate(updates)]
+    piece_bytes = 4 * data.draw(st.integers(1, 50))
+    found = np.concatenate([p.copy() for p in summed_pieces(spools, 4 * size, piece_bytes)])
+    due = [sum(int(u[at]) for u in updates) % 2**32 for at in range(size)]
+    assert found.tolist() == due
+    spool.close()
+
+
+class Unsteady:
+    """An addend whose memory fails at the reads whose numbers are in ``wrong``, from 0."""
+
+    def __init__(self, sound: SpoolFile, wrong: set[int]) -> None:
+        self.sound, self.wrong, self.reads = sound, wrong, 0
+        self.participant, self.total_bytes = sound.participant, sound.total_bytes
+        self.complete = True
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        self.sound.read_into(offset, into)
+        into[0] ^= self.reads in self.wrong
+        self.reads += 1
+
+
+def test_one_disagreement_is_summed_again_and_told(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 1 << 30, LAYOUT.nbytes)
+    sound = spooled(spool, 0, small_updates(1)[0])
+    told: list[tuple[Digest, Digest]] = []
+    facts = derive_sum(
+        [Unsteady(sound, {1})], LAYOUT, FIELD, tmp_path, lambda a, b: told.append((a, b))
+    )
+    assert facts.field_sum_digest == sum_digest([sound], LAYOUT)
+    assert len(told) == 1
+    assert told[0][0] != told[0][1]
+
+
+def test_two_disagreements_stop(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 1 << 30, LAYOUT.nbytes)
+    sound = spooled(spool, 0, small_updates(1)[0])
+    pieces_of_a_pass = -(-LAYOUT.nbytes // PIECE_BYTES)
+    unsteady = Unsteady(sound, {pieces_of_a_pass, 2 * pieces_of_a_pass})
+    with pytest.raises(NonDeterministicAggregation, match="summed to"):
+        derive_sum([unsteady], LAYOUT, FIELD, tmp_path / "sums")
+    assert list((tmp_path / "sums").iterdir()) == []
+
+
+def test_uniform_words_are_implausible_and_leave_nothing(tmp_path: Path) -> None:
+    words = np.random.default_rng(1).integers(0, 2**32, LAYOUT.size, dtype=np.uint32)
+    spool = Spool(tmp_path / "spool", 1 << 30, LAYOUT.nbytes)
+    with pytest.raises(AggregationError, match="field units"):
+        derive_sum([spooled(spool, 0, words)], LAYOUT, FIELD, tmp_path / "sums")
+    assert list((tmp_path / "sums").iterdir()) == []
+
+
+def test_a_coordinate_over_the_bound_is_named(tmp_path: Path) -> None:
+    words = np.zeros(LAYOUT.size, dtype=np.int32)
+    spool = Spool(tmp_path / "spool", 1 << 30, LAYOUT.nbytes)
+    for at, value in ((0, step_bound(FIELD)), (299_999, -step_bound(FIELD))):
+        words[at] = value
+    check_update(spooled(spool, 0, words.view(np.uint32)), LAYOUT, FIELD)
+    words[270_001] = -step_bound(FIELD) - 1
+    with pytest.raises(ContractViolation, match=r"coordinate 270001 .* is -16"):
+        check_update(spooled(spool, 1, words.view(np.uint32)), LAYOUT, FIELD)
+
+
+def test_what_cannot_be_summed_is_refused(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 1 << 30, LAYOUT.nbytes)
+    half = spool.open(node(0), LAYOUT.nbytes)
+    half.pwrite(0, bytes(4))
+    with pytest.raises(AggregationError, match="not whole"):
+        fold([half], LAYOUT, tmp_path / "sum")
+    with pytest.raises(AggregationError, match="no update"):
+        fold([], LAYOUT, tmp_path / "sum")
+    with pytest.raises(AggregationError, match="room for 8"):
+        derive_sum([half] * 9, LAYOUT, FIELD, tmp_path)
+    with pytest.raises(StorageError, match="absent"):
+        fold([half], LAYOUT, tmp_path / "absent" / "sum")
+    (tmp_path / "short").write_bytes(bytes(8))
+    with pytest.raises(AggregationError, match="8 bytes instead of"):
+        list(sum_pieces(tmp_path / "short", LAYOUT))
