@@ -17,7 +17,6 @@ from lensemble.files import PIECE_BYTES
 from lensemble.ids import Digest, NodeId
 from lensemble.params import layout_of
 from lensemble.workload import FieldTerms
-
 from lensemble_coord.training.aggregate import (
     check_update,
     derive_sum,
