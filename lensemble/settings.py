@@ -1,37 +1,18 @@
 """The configuration tables and value types that both daemons have."""
 
-import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, Strict, StringConstraints, model_validator
 
+from lensemble.addresses import family, split_address
 from lensemble.config import OptionalPath, Section
 
 MAX_ADDRESSES = 8
 SOCKET_NAME = "ctl.sock"
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """``"127.0.0.1:7707"`` or ``"[::1]:7707"`` as host and port.
-
-    Raises:
-        ValueError: not an IP address literal and a port.
-    """
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f'{text!r} is not host:port, such as "127.0.0.1:7707" or "[::1]:7707"')
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        address = ipaddress.ip_address(bare)
-    except ValueError as error:
-        raise ValueError(f"{host!r} in {text!r} is not an IP address") from error
-    if (address.version == 6) != (bare != host):
-        raise ValueError(f"{text!r}: an IPv6 address, and only that, stands in brackets")
-    return str(address), int(port)
-
-
 def _one_of_each_family(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    families = [ipaddress.ip_address(split_address(text)[0]).version for text in addresses]
+    families = [family(text) for text in addresses]
     for version in sorted(set(families)):
         if families.count(version) > 1:
             raise ValueError(f"more than one IPv{version} address; give at most one of each family")
