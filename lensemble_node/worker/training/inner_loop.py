@@ -1,0 +1,184 @@
+"""The H local AdamW steps, on one thread-pinned process, reproducible from seeds and a cursor.
+
+The learning rate follows a cosine over the global step, which the round gives, so that all nodes
+agree on it whatever they missed.  Batches are a pure function of data seed and cursor: rolling the
+cursor back gives the same batches again.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lensemble.params import FlatParameters
+from lensemble.seeds import derive
+from lensemble.workload import Inner, Workload, WorldModelTask
+from lensemble_node.worker.training.dataset import Windows
+from lensemble_node.worker.training.model import ActionHead, WorldModel, values
+from lensemble_node.worker.training.objective import (
+    SKETCH_STEPS,
+    Batch,
+    Landmarks,
+    directions,
+    loss,
+)
+
+Arrays: TypeAlias = dict[str, NDArray[np.float32]]
+Progress: TypeAlias = Callable[[int, float], None]
+ShouldStop: TypeAlias = Callable[[], bool]
+
+
+class Stopped(Exception):
+    """Training was told to stop; nothing of it is kept."""
+
+
+class Diverged(Exception):
+    """The loss is not finite."""
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """What a node keeps from round to round and never sends.
+
+    ``head``: the action head's tensors.  ``optimizer``: AdamW's moments of shared and head
+    parameters, flat.  ``cursor``: batches drawn so far, which is also AdamW's step count.
+    """
+
+    head: Arrays = field(default_factory=dict)
+    optimizer: Arrays = field(default_factory=dict)
+    cursor: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``steps`` steps from ``global_step`` on, under the sketch of ``sketch_seed``."""
+
+    steps: int
+    global_step: int
+    sketch_seed: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    first: float
+    last: float
+
+
+def learning_rate(inner: Inner, global_step: int) -> float:
+    """Cosine from ``lr`` to ``final_lr_fraction * lr`` at ``schedule_steps``, then constant."""
+    part = min(global_step, inner.schedule_steps) / inner.schedule_steps
+    low = inner.final_lr_fraction
+    return inner.lr * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * part)))
+
+
+def batch_numbers(seed: int, cursor: int, count: int, size: int) -> NDArray[np.int64]:
+    """The windows (``size`` of ``count``, with repetition) of the batch at ``cursor``."""
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, cursor]))
+    return generator.integers(0, count, size, dtype=np.int64)
+
+
+class Learner:
+    """Model, head and optimiser of one node, in one process."""
+
+    def __init__(self, workload: Workload, windows: Windows, action_dim: int, node: str) -> None:
+        if not isinstance(workload.task, WorldModelTask):
+            raise TypeError(f"task {workload.task.kind} has no model to train")
+        self.workload = workload
+        self.windows = windows
+        self.landmarks: Landmarks | None = None
+        self.model = WorldModel(workload.task)
+        self.head = ActionHead(workload.task, action_dim, derive(workload.root_seed, node))
+        self._data_seed = derive(workload.root_seed, f"batches:{node}")
+        inner = workload.inner
+        self._flats = {"shared": self.model.flat, "head": self.head.flat}
+        self._optimizer = torch.optim.AdamW(
+            list(self._flats.values()),
+            lr=inner.lr,
+            betas=(inner.beta1, inner.beta2),
+            weight_decay=inner.weight_decay,
+            foreach=False,
+        )
+        self.cursor = 0
+
+    def load(self, prior: FlatParameters, local: LocalState) -> None:
+        """Start from ``prior`` (float32, shape ``(layout.size,)``) and this node's own state."""
+        self.model.load(prior)
+        for name, view in self.head.named().items():
+            if name in local.head:
+                view[...] = local.head[name]
+        self._optimizer.state.clear()
+        for name, flat in self._flats.items():
+            if f"{name}.exp_avg" in local.optimizer:
+                self._optimizer.state[flat] = {
+                    "step": torch.tensor(float(local.cursor)),
+                    "exp_avg": torch.tensor(local.optimizer[f"{name}.exp_avg"]),
+                    "exp_avg_sq": torch.tensor(local.optimizer[f"{name}.exp_avg_sq"]),
+                }
+        self.cursor = local.cursor
+
+    def local_state(self) -> LocalState:
+        """Copies of what this node keeps."""
+        moments = {
+            f"{name}.{moment}": self._optimizer.state[flat][moment].numpy().copy()
+            for name, flat in self._flats.items()
+            for moment in ("exp_avg", "exp_avg_sq")
+            if flat in self._optimizer.state
+        }
+        head = {name: view.copy() for name, view in self.head.named().items()}
+        return LocalState(head, moments, self.cursor)
+
+    def run(self, segment: Segment, progress: Progress, should_stop: ShouldStop) -> Losses:
+        """Take the steps of ``segment``.
+
+        Args:
+            segment: which steps.
+            progress: told the steps done (1, 2, ...) and the loss of each.
+            should_stop: asked before every step.
+
+        Raises:
+            Stopped: ``should_stop`` answered yes.
+            Diverged: a loss is not finite.
+            DatasetError: the data cannot be read.
+        """
+        seen: list[float] = []
+        sketch = torch.empty(0)
+        terms, inner = self.workload.objective, self.workload.inner
+        latent_dim = self.model.encoder.output.out_features
+        for step in range(segment.steps):
+            if should_stop():
+                raise Stopped(f"told to stop before step {step + 1} of {segment.steps}")
+            if step % SKETCH_STEPS == 0:
+                unit = directions(segment.sketch_seed, step, latent_dim, terms.sketch_dim)
+                sketch = torch.from_numpy(unit)
+            value = self._step(sketch, learning_rate(inner, segment.global_step + step))
+            if not math.isfinite(value):
+                raise Diverged(f"the loss of step {step + 1} is {value}")
+            seen.append(value)
+            progress(step + 1, value)
+        return Losses(seen[0], seen[-1])
+
+    def _step(self, sketch: torch.Tensor, rate: float) -> float:
+        size = self.workload.inner.batch
+        numbers = batch_numbers(self._data_seed, self.cursor, self.windows.count, size)
+        observations, actions = self.windows.gather(numbers)
+        batch = Batch(torch.from_numpy(observations), torch.from_numpy(actions))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        for flat in self._flats.values():
+            if flat.grad is not None:
+                flat.grad.zero_()
+        value = loss(
+            (self.model, self.head), batch, sketch, self.workload.objective, self.landmarks
+        )
+        torch.autograd.backward(value)
+        self._optimizer.step()
+        self.cursor += 1
+        return float(value.detach())
+
+    def weights(self) -> FlatParameters:
+        """The shared parameters now, a view (float32, shape ``(layout.size,)``)."""
+        return values(self.model.flat)

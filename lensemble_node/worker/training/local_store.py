@@ -1,0 +1,202 @@
+"""What a node's training keeps on disk: its own state, the candidate in flight, the release.
+
+``local/`` holds head, optimiser and cursor of the last round that counted.  Training leaves a
+candidate in ``local/pending-<t>/`` and the released vector in ``release/round-<t>.u32`` with a JSON
+sidecar, written last: with it, the round is trained.  Adopting renames the candidate to
+``local/adopt-<t>/``, the one step that decides, and then moves its files; a crash between the
+two is finished at the next start.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from lensemble.errors import ArtifactError, CheckpointIntegrityError
+from lensemble.ids import Digest
+from lensemble.secagg.field import FieldVector
+from lensemble_node.worker.training.storage import PART, sync_directory, write_atomically
+
+HEAD, OPTIMIZER, CURSOR = "head.safetensors", "optimizer.safetensors", "cursor.json"
+_FILES = (HEAD, OPTIMIZER, CURSOR)
+_HASH_BYTES = 1 << 20
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """Batches drawn so far, and the round that ended there."""
+
+    batches: int = 0
+    round_index: int = -1
+
+
+class Sidecar(msgspec.Struct, frozen=True):
+    """What a released vector was made of, and its SHA-256."""
+
+    round_index: int
+    attempt: int
+    prior: Digest
+    config_hash: Digest
+    dataset_root: Digest
+    sketch_seed: int
+    vector: Digest
+    l2_norm: float
+    max_abs: float
+    loss_first: float
+    loss_last: float
+
+
+class LocalStore:
+    """The files under one state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._local = state_dir / "local"
+        self._releases = state_dir / "release"
+        self._local.mkdir(parents=True, exist_ok=True)
+        self._releases.mkdir(parents=True, exist_ok=True)
+        for path in (*self._local.iterdir(), *self._releases.iterdir()):
+            if path.name.endswith(PART):
+                _remove(path)
+            elif path.name.startswith("adopt-"):
+                self._move_in(path)
+
+    # ---- this node's own state ----
+
+    def read(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Cursor]:
+        """Head, optimiser (float32 arrays by name) and cursor; empty before the first round.
+
+        Raises:
+            CheckpointIntegrityError: a file is damaged or missing beside the others.
+        """
+        if not (self._local / CURSOR).exists():
+            return {}, {}, Cursor()
+        try:
+            cursor = msgspec.json.decode((self._local / CURSOR).read_bytes(), type=Cursor)
+            return _load(self._local / HEAD), _load(self._local / OPTIMIZER), cursor
+        except (OSError, SafetensorError, msgspec.DecodeError) as error:
+            raise CheckpointIntegrityError(
+                f"the local training state in {self._local} is damaged: {error}",
+                "Remove that directory: the node then starts with a fresh action head.",
+            ) from error
+
+    def write_pending(
+        self,
+        round_index: int,
+        head: dict[str, np.ndarray],
+        optimizer: dict[str, np.ndarray],
+        batches: int,
+    ) -> None:
+        """Put down the candidate of ``round_index``, whole or not at all."""
+        place = self._pending(round_index)
+        part = place.with_name(place.name + PART)
+        for old in (part, place):
+            _remove(old)
+        part.mkdir()
+        write_atomically(part / HEAD, save(head))
+        write_atomically(part / OPTIMIZER, save(optimizer))
+        write_atomically(part / CURSOR, msgspec.json.encode(Cursor(batches, round_index)))
+        part.rename(place)
+        sync_directory(self._local)
+
+    def adopt(self, round_index: int) -> bool:
+        """Make the candidate of ``round_index`` this node's state; False when there is none."""
+        place = self._pending(round_index)
+        found = place.is_dir()
+        if found:
+            decided = self._local / f"adopt-{round_index}"
+            place.rename(decided)
+            sync_directory(self._local)
+            self._move_in(decided)
+        self.discard()
+        return found
+
+    def discard(self) -> None:
+        """Remove every candidate and every released vector."""
+        for path in self._local.glob("pending-*"):
+            _remove(path)
+        for path in self._releases.iterdir():
+            _remove(path)
+
+    def _pending(self, round_index: int) -> Path:
+        return self._local / f"pending-{round_index}"
+
+    def _move_in(self, decided: Path) -> None:
+        for name in _FILES:
+            if (decided / name).exists():
+                (decided / name).replace(self._local / name)
+        sync_directory(self._local)
+        _remove(decided)
+
+    # ---- the released vector ----
+
+    def vector_path(self, round_index: int) -> Path:
+        return self._releases / f"round-{round_index}.u32"
+
+    def write_vector(self, round_index: int, pieces: Iterable[FieldVector]) -> Digest:
+        """Write the vector and answer its SHA-256; without its sidecar it does not count yet."""
+        running = hashlib.sha256()
+
+        def hashed() -> Iterable[memoryview]:
+            for piece in pieces:
+                raw = memoryview(np.ascontiguousarray(piece)).cast("B")
+                running.update(raw)
+                yield raw
+
+        self._sidecar_path(round_index).unlink(missing_ok=True)
+        write_atomically(self.vector_path(round_index), hashed())
+        return Digest(running.hexdigest())
+
+    def write_sidecar(self, sidecar: Sidecar) -> None:
+        """Declare the vector and the candidate of this round complete."""
+        write_atomically(self._sidecar_path(sidecar.round_index), msgspec.json.encode(sidecar))
+
+    def trained(self, round_index: int) -> Sidecar | None:
+        """The sidecar of ``round_index``, if its vector and candidate are there and whole."""
+        path = self.vector_path(round_index)
+        if not self._pending(round_index).is_dir() or not path.is_file():
+            return None
+        try:
+            sidecar = msgspec.json.decode(
+                self._sidecar_path(round_index).read_bytes(), type=Sidecar
+            )
+        except (OSError, msgspec.DecodeError):
+            return None
+        return sidecar if _digest(path) == sidecar.vector else None
+
+    def vector(self, round_index: int) -> FieldVector:
+        """The released vector, mapped read-only (uint32, shape ``(size,)``).
+
+        Raises:
+            ArtifactError: it is not there.
+        """
+        path = self.vector_path(round_index)
+        if not path.is_file():
+            raise ArtifactError(f"no released vector of round {round_index} in {path.parent}")
+        return np.memmap(path, dtype="<u4", mode="r")
+
+    def _sidecar_path(self, round_index: int) -> Path:
+        return self._releases / f"round-{round_index}.json"
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+
+
+def _digest(path: Path) -> Digest:
+    running = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_HASH_BYTES):
+            running.update(piece)
+    return Digest(running.hexdigest())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

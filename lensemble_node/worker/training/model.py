@@ -1,0 +1,122 @@
+"""The world model of state vectors: encoder and predictor, federated, and the local action head.
+
+The parameters of a module lie in one flat vector, in layout order, and its gradients in another, so
+that loading, differencing and stepping are single operations and nothing is held twice.
+No dropout and no normalisation: their noise and running statistics do not average.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from lensemble.params import FlatParameters, ParamLayout, layout_of
+from lensemble.seeds import derive
+from lensemble.workload import WorldModelTask, parameter_shapes
+
+
+class Perceptron(nn.Module):
+    """``sizes[0] -> sizes[1] -> sizes[2] -> sizes[3]``, linear at the end."""
+
+    def __init__(self, sizes: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.input = nn.Linear(sizes[0], sizes[1])
+        self.middle = nn.Linear(sizes[1], sizes[2])
+        self.output = nn.Linear(sizes[2], sizes[3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.silu(self.middle(functional.silu(self.input(x))))
+        result: torch.Tensor = self.output(hidden)
+        return result
+
+
+class WorldModel(nn.Module):
+    """Encoder and predictor; every parameter of it is federated."""
+
+    def __init__(self, task: WorldModelTask) -> None:
+        super().__init__()
+        joint = task.history * (task.latent_dim + task.action_embedding)
+        self.encoder = Perceptron((task.observation_dim, task.hidden, task.hidden, task.latent_dim))
+        self.predictor = Perceptron((joint, task.hidden, task.hidden, task.latent_dim))
+        self.layout: ParamLayout = layout_of(parameter_shapes(task))
+        self.flat = bind(self, [tensor.name for tensor in self.layout.tensors])
+
+    def encode(self, observations: torch.Tensor) -> torch.Tensor:
+        """Latents (..., latent_dim) of observations (..., observation_dim)."""
+        latents: torch.Tensor = self.encoder(observations)
+        return latents
+
+    def predict(self, latents: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """The next latent (n, latent_dim), as a change of the last one.
+
+        Args:
+            latents: (n, history, latent_dim), oldest first.
+            actions: their embeddings, (n, history, action_embedding).
+        """
+        joint = torch.cat([latents.flatten(1), actions.flatten(1)], dim=1)
+        after: torch.Tensor = latents[:, -1] + self.predictor(joint)
+        return after
+
+    def load(self, prior: FlatParameters) -> None:
+        """Take over ``prior`` (float32, shape ``(layout.size,)``)."""
+        values(self.flat)[...] = prior
+
+    def named(self) -> dict[str, FlatParameters]:
+        """Every parameter by name, as views."""
+        return {name: p.detach().numpy() for name, p in self.named_parameters()}
+
+
+class ActionHead(nn.Module):
+    """Embeds the actions of one embodiment.  Local to its node: in no layout, never sent."""
+
+    def __init__(self, task: WorldModelTask, action_dim: int, seed: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(action_dim, task.head_hidden)
+        self.output = nn.Linear(task.head_hidden, task.action_embedding)
+        self.flat = bind(self, [name for name, _ in self.named_parameters()])
+        for name, view in self.named().items():
+            reach = 1.0 / float(
+                np.sqrt(action_dim if name.startswith("input") else task.head_hidden)
+            )
+            draw = np.random.Generator(np.random.Philox(derive(seed, f"head:{name}")))
+            view[...] = draw.uniform(-reach, reach, view.shape).astype(np.float32)
+
+    def forward(self, actions: torch.Tensor) -> torch.Tensor:
+        """Embeddings (..., action_embedding) of actions (..., action_dim)."""
+        embedded: torch.Tensor = self.output(functional.silu(self.input(actions)))
+        return embedded
+
+    def named(self) -> dict[str, NDArray[np.float32]]:
+        """Every parameter by name, as views."""
+        return {name: p.detach().numpy() for name, p in self.named_parameters()}
+
+
+def bind(module: nn.Module, order: Sequence[str]) -> torch.Tensor:
+    """Move the parameters of ``module`` into one flat vector, in ``order``, gradients likewise.
+
+    The answer is that vector, a leaf with its gradient: what an optimiser steps.  As a plain tensor
+    it is not itself a parameter of ``module``.
+    """
+    parameters = dict(module.named_parameters())
+    flat = torch.zeros(sum(parameters[name].numel() for name in order))
+    gradient = torch.zeros_like(flat)
+    offset = 0
+    for name in order:
+        parameter = parameters[name]
+        part = slice(offset, offset + parameter.numel())
+        flat[part] = parameter.detach().flatten()
+        parameter.data = flat[part].view(parameter.shape)
+        parameter.grad = gradient[part].view(parameter.shape)
+        offset = part.stop
+    flat.requires_grad_(True)
+    flat.grad = gradient
+    return flat
+
+
+def values(flat: torch.Tensor) -> NDArray[np.float32]:
+    """The storage of ``flat`` as a numpy view."""
+    view: NDArray[np.float32] = flat.detach().numpy()
+    return view

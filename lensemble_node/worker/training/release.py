@@ -1,0 +1,97 @@
+"""From trained weights to what leaves the node.
+
+The order is fixed: guard, stages on the full weights (gauge alignment belongs there), difference to
+the prior, stages on the difference (clip, noise, quantise, in this order), field encoding.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from lensemble.errors import ContractViolation, ResidencyViolation
+from lensemble.params import FlatParameters, ParamLayout
+from lensemble.secagg.field import FieldTerms, FieldVector, encode
+
+Stage: TypeAlias = Callable[[FlatParameters], FlatParameters]
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages by what they act on, flat float32 vectors in layout order; each group in its order."""
+
+    on_weights: tuple[Stage, ...] = ()
+    on_difference: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The vector (uint32, shape ``(size,)``) and the size of what it stands for."""
+
+    vector: FieldVector
+    l2_norm: float
+    max_abs: float
+
+
+@dataclass
+class Extent:
+    """Norm and peak of a vector measured piece by piece, in float64."""
+
+    square: float = 0.0
+    max_abs: float = 0.0
+
+    def include(self, piece: FlatParameters) -> None:
+        self.square += float(np.square(piece, dtype=np.float64).sum())
+        self.max_abs = max(self.max_abs, float(np.abs(piece).max(initial=0.0)))
+
+    @property
+    def l2_norm(self) -> float:
+        return float(np.sqrt(self.square))
+
+
+def gather(named: Mapping[str, FlatParameters], layout: ParamLayout) -> FlatParameters:
+    """The tensors of ``named`` as one flat vector in layout order; nothing else can be in it.
+
+    Raises:
+        ResidencyViolation: a tensor that the layout does not name, such as an action head's.
+        ContractViolation: a tensor of the layout missing or of another shape.
+    """
+    for name in named:
+        if all(name != tensor.name for tensor in layout.tensors):
+            raise ResidencyViolation(f"tensor {name!r} is not federated and must stay on this node")
+    flat = np.empty(layout.size, dtype=np.float32)
+    for tensor in layout.tensors:
+        value = named.get(tensor.name)
+        if value is None or value.shape != tensor.shape or value.dtype != np.float32:
+            found = "missing" if value is None else f"{value.dtype} of {value.shape}"
+            raise ContractViolation(f"tensor {tensor.name!r} is {found}, not {tensor.shape}")
+        flat[tensor.offset : tensor.offset + tensor.size] = value.ravel()
+    return flat
+
+
+def release(
+    named: Mapping[str, FlatParameters],
+    prior: FlatParameters,
+    layout: ParamLayout,
+    terms: FieldTerms,
+    pipeline: Pipeline | None = None,
+) -> Encoded:
+    """What a node may send of its trained tensors ``named``, given the round's ``prior``.
+
+    Raises:
+        ResidencyViolation, ContractViolation: as ``gather``.
+        FieldBoundExceeded: a coordinate of the difference that the field does not hold.
+    """
+    stages = pipeline or Pipeline()
+    flat = gather(named, layout)
+    for stage in stages.on_weights:
+        flat = stage(flat)
+    np.subtract(flat, prior, out=flat)
+    for stage in stages.on_difference:
+        flat = stage(flat)
+    extent = Extent()
+    for start in range(0, layout.size, _PIECE):
+        extent.include(flat[start : start + _PIECE])
+    return Encoded(encode(flat, terms), extent.l2_norm, extent.max_abs)
