@@ -1,0 +1,803 @@
+"""A node's membership of one federation: dial, join, serve the session, come back after a loss.
+
+The state is a product: what the worker can do goes on across sessions, what the coordinator was
+promised does not.  Messages are fenced before they act: one of another federation, session, round
+or attempt is counted and changes nothing.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from lensemble.errors import ContractViolation, InvalidTransition
+from lensemble.ids import Digest, EdgeId, FederationId, NodeId
+from lensemble.machine import ArmTimer, CancelTimer, Step, TimerExpired
+from lensemble.wire import messages
+from lensemble.wire.messages import FromCoordinator, FromNode
+from lensemble_node import attempt, signals
+from lensemble_node.provision import Pair
+from lensemble_node.terms import Terms, agree, objection
+
+JOIN_TIMEOUT_S = 10.0
+SETTLED_S = 5.0
+"""A session this old was a success: the next loss starts the backoff anew."""
+
+REFUSED_DELAY_S = 60.0
+"""Between two tries after an answer that trying again will not change by itself."""
+
+REDIAL, JOIN, SETTLED = "redial", "join", "settled"
+MAX_SENTENCE = 500
+
+
+class Me(msgspec.Struct, frozen=True):
+    """What this process is, fixed at its start."""
+
+    node: NodeId
+    name: str
+    build: str
+    boot: str
+    pinned: str = ""
+    """Take part only in the workload with this config hash."""
+    share_norms: bool = False
+    backoff_s: float = 0.5
+    backoff_max_s: float = 15.0
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Whom to join; ``federation`` once it is known."""
+
+    node: NodeId
+    addresses: tuple[str, ...]
+    federation: FederationId | None = None
+
+
+# ---- states: the worker ----
+
+
+class NoWorker(msgspec.Struct, frozen=True, tag=True):
+    """No workload is known yet."""
+
+
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """The process is up or coming up and opens its dataset; ``owed`` is a round it must close."""
+
+    terms: Terms
+    owed: signals.Close | None = None
+
+
+class Able(msgspec.Struct, frozen=True, tag=True):
+    terms: Terms
+    facts: signals.Configured
+    owed: signals.Close | None = None
+
+
+class Unable(msgspec.Struct, frozen=True, tag=True):
+    """Dead or refusing its configuration; the supervisor starts it again."""
+
+    terms: Terms
+    code: str
+    reason: str
+    remediation: str = ""
+    owed: signals.Close | None = None
+
+
+Worker: TypeAlias = NoWorker | Starting | Able | Unable
+
+# ---- states: the edges of a session ----
+
+
+class NoEdges(msgspec.Struct, frozen=True, tag=True):
+    """None provisioned, or lost and reported."""
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """Asked for; the worker cannot attach yet."""
+
+    pair: Pair
+
+
+class Provided(msgspec.Struct, frozen=True, tag=True):
+    pair: Pair
+
+
+class Usable(msgspec.Struct, frozen=True, tag=True):
+    pair: Pair
+
+
+Edges: TypeAlias = NoEdges | Wanted | Provided | Usable
+
+# ---- states: the membership ----
+
+
+class Unassigned(msgspec.Struct, frozen=True, tag=True):
+    """No coordinator is known."""
+
+
+class Dialing(msgspec.Struct, frozen=True, tag=True):
+    """``call`` numbers the links of this process, so that news of an old one are told apart."""
+
+    target: Target
+    call: int
+    failures: int = 0
+
+
+class Resting(msgspec.Struct, frozen=True, tag=True):
+    """Not connected, and why; ``delay_s`` is before jitter.  ``refused``: told not to come back."""
+
+    target: Target
+    call: int
+    failures: int
+    cause: str
+    delay_s: float
+    refused: bool = False
+
+
+class Joining(msgspec.Struct, frozen=True, tag=True):
+    """Connected; ``Join`` is sent."""
+
+    target: Target
+    call: int
+    failures: int = 0
+
+
+class Session(msgspec.Struct, frozen=True):
+    """What ``Welcome`` said; ``last`` is the newest committed round."""
+
+    federation: FederationId
+    epoch: int
+    coordinator: str
+    build: str
+    terms: Terms
+    last: messages.LastRecord
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    target: Target
+    call: int
+    session: Session
+    edges: Edges = NoEdges()
+    attempt: attempt.State = attempt.Idle()
+    fresh: bool = False
+    """The edges are newer than the last ``RoundOpen``: it may be said again for them."""
+    failures: int = 0
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """This process is going away."""
+
+
+Membership: TypeAlias = Unassigned | Dialing | Resting | Joining | Joined | Left
+
+
+class State(msgspec.Struct, frozen=True, tag=True):
+    me: Me
+    worker: Worker = NoWorker()
+    membership: Membership = Unassigned()
+
+
+# ---- events ----
+
+
+class Assigned(msgspec.Struct, frozen=True, tag=True):
+    """Join this coordinator, and leave the one there is."""
+
+    target: Target
+
+
+class LinkUp(msgspec.Struct, frozen=True, tag=True):
+    call: int
+
+
+class LinkDown(msgspec.Struct, frozen=True, tag=True):
+    """The call failed, or its link was lost."""
+
+    call: int
+    cause: str
+
+
+class Heard(msgspec.Struct, frozen=True, tag=True):
+    call: int
+    message: FromCoordinator
+
+
+class Misheard(msgspec.Struct, frozen=True, tag=True):
+    """A control frame that is no message of a version we speak."""
+
+    call: int
+    code: str
+    reason: str
+
+
+class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
+    signal: signals.Event
+
+
+class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
+    """A process of a newer generation is up and was told its configuration."""
+
+
+class WorkerLost(msgspec.Struct, frozen=True, tag=True):
+    code: str
+    reason: str
+    remediation: str = ""
+
+
+class EdgesLive(msgspec.Struct, frozen=True, tag=True):
+    pair: Pair
+
+
+class EdgesGone(msgspec.Struct, frozen=True, tag=True):
+    pair: Pair
+    reason: str
+
+
+class Quit(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+Event: TypeAlias = (
+    Assigned
+    | LinkUp
+    | LinkDown
+    | Heard
+    | Misheard
+    | WorkerSaid
+    | WorkerStarted
+    | WorkerLost
+    | EdgesLive
+    | EdgesGone
+    | TimerExpired
+    | Quit
+)
+
+# ---- actions ----
+
+
+class Dial(msgspec.Struct, frozen=True, tag=True):
+    """Answered by ``LinkUp`` or ``LinkDown`` with this ``call``; ends a dial still in progress."""
+
+    target: Target
+    call: int
+
+
+class SayJoin(msgspec.Struct, frozen=True, tag=True):
+    """Say ``Join`` with the invite of ``target``, if there is one."""
+
+    target: Target
+    call: int
+
+
+class HangUp(msgspec.Struct, frozen=True, tag=True):
+    call: int
+    reason: str
+
+
+class Redial(msgspec.Struct, frozen=True, tag=True):
+    """Let the timer ``redial`` expire in ``delay_s`` less some jitter, and log why."""
+
+    target: Target
+    cause: str
+    delay_s: float
+    refused: bool
+
+
+class Say(msgspec.Struct, frozen=True, tag=True):
+    message: FromNode
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """Sign and say ``Commitment``."""
+
+    session: Session
+    commit: attempt.Commit
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True):
+    """Sign and say ``Update``; give the worker ``Send`` with the same signature."""
+
+    session: Session
+    announce: attempt.Announce
+
+
+class RunWorker(msgspec.Struct, frozen=True, tag=True):
+    """Have a worker that is configured for ``terms``; answered by ``WorkerStarted``."""
+
+    terms: Terms
+    federation: FederationId
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    command: signals.Command
+
+
+class Provide(msgspec.Struct, frozen=True, tag=True):
+    pair: Pair
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    edges: tuple[int, ...]
+
+
+class DropEdges(msgspec.Struct, frozen=True, tag=True):
+    """Give the pair up and report it lost."""
+
+    reason: str
+
+
+class ForgetEdges(msgspec.Struct, frozen=True, tag=True):
+    """The link of the pair is gone."""
+
+
+class Remember(msgspec.Struct, frozen=True, tag=True):
+    """Admitted: keep federation and address, forget the invite."""
+
+    target: Target
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """A message was refused for ``reason``, a word for counters; ``detail`` is for the log."""
+
+    reason: str
+    detail: str = ""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """Nothing more will be asked for."""
+
+
+Action: TypeAlias = (
+    Dial
+    | SayJoin
+    | HangUp
+    | Redial
+    | Say
+    | Commit
+    | Announce
+    | RunWorker
+    | Order
+    | Provide
+    | Withdraw
+    | DropEdges
+    | ForgetEdges
+    | Remember
+    | Count
+    | ArmTimer
+    | CancelTimer
+    | Finish
+)
+
+# ---- transition ----
+
+
+def transition(state: State, event: Event) -> Step[State, Action]:
+    if isinstance(state.membership, Left):
+        return state, ()
+    match event:
+        case WorkerSaid() | WorkerStarted() | WorkerLost():
+            return _worker(state, event)
+        case Assigned(target):
+            return _assign(state, target)
+        case Quit(reason):
+            return replace(state, membership=Left()), (*_depart(state, reason), Finish())
+        case LinkUp() | LinkDown() | Heard() | Misheard():
+            call = getattr(state.membership, "call", None)
+            return _link(state, event) if event.call == call else (state, ())
+        case EdgesLive() | EdgesGone():
+            return _edges(state, event)
+        case TimerExpired(timer):
+            return _timer(state, timer)
+
+
+def _assign(state: State, target: Target) -> Step[State, Action]:
+    call = getattr(state.membership, "call", 0) + 1
+    leaving = _depart(state, "this node joins another coordinator")
+    return replace(state, membership=Dialing(target, call)), (*leaving, Dial(target, call))
+
+
+def _depart(state: State, reason: str) -> tuple[Action, ...]:
+    """What ends the membership there is, in order."""
+    match state.membership:
+        case Joined(call=call, session=session, attempt=phase):
+            ended = _orders(session, attempt.transition(phase, attempt.Ended(retries=False))[1])
+            orders = tuple(action for action in ended if isinstance(action, Order))
+            leave = messages.Leave(
+                federation=session.federation, epoch=session.epoch, reason=reason[:MAX_SENTENCE]
+            )
+            return (*orders, Say(leave), ForgetEdges(), CancelTimer(SETTLED), HangUp(call, reason))
+        case Joining(call=call):
+            return CancelTimer(JOIN), HangUp(call, reason)
+        case Dialing(call=call):
+            return (HangUp(call, reason),)
+        case Resting():
+            return (CancelTimer(REDIAL),)
+        case _:
+            return ()
+
+
+def _timer(state: State, timer: str) -> Step[State, Action]:
+    match state.membership, timer:
+        case Resting(target, call, failures), "redial":
+            dialing = Dialing(target, call + 1, failures)
+            return replace(state, membership=dialing), (Dial(target, call + 1),)
+        case Joining(call=call), "join":
+            cause = f"no answer to Join within {JOIN_TIMEOUT_S:g} s"
+            after, actions = _rest(state, cause)
+            return after, (HangUp(call, cause), *actions)
+        case Joined() as joined, "settled":
+            return replace(state, membership=replace(joined, failures=0)), ()
+        case _:
+            # It ran out while its cancelling was on the way.
+            return state, ()
+
+
+# ---- the link ----
+
+
+def _link(state: State, event: LinkUp | LinkDown | Heard | Misheard) -> Step[State, Action]:
+    match state.membership, event:
+        case Resting(), _:
+            # The last words of a link that was hung up.
+            return state, ()
+        case Dialing(target, call, failures), LinkUp():
+            joining = Joining(target, call, failures)
+            arm = ArmTimer(JOIN, JOIN_TIMEOUT_S)
+            return replace(state, membership=joining), (SayJoin(target, call), arm)
+        case ((Dialing() | Joining()), LinkDown(cause=cause)):
+            return _rest(state, cause)
+        case Joining() as joining, (Heard() | Misheard()):
+            return _answer(state, joining, event)
+        case Joined() as joined, (LinkDown() | Heard() | Misheard()):
+            return _in_session(state, joined, event)
+        case _:
+            raise InvalidTransition(state.membership, event)
+
+
+def _in_session(
+    state: State, joined: Joined, event: LinkDown | Heard | Misheard
+) -> Step[State, Action]:
+    match event:
+        case LinkDown(cause=cause):
+            return _interrupt(state, joined, cause)
+        case Heard(message=message):
+            return _settle(*_heard(state, joined, message))
+        case Misheard(code=code, reason=reason):
+            return state, (Count(code, reason),)
+
+
+def _rest(state: State, cause: str, *, refused: bool = False) -> Step[State, Action]:
+    membership = state.membership
+    if not isinstance(membership, Dialing | Joining | Joined):
+        raise InvalidTransition(membership, cause)
+    me, failures = state.me, membership.failures
+    delay = min(me.backoff_s * float(1 << min(failures, 30)), me.backoff_max_s)
+    delay = REFUSED_DELAY_S if refused else delay
+    target = membership.target
+    resting = Resting(target, membership.call, failures + 1, cause, delay, refused)
+    timer = JOIN if isinstance(membership, Joining) else SETTLED
+    redial = Redial(target, cause, delay, refused)
+    return replace(state, membership=resting), (CancelTimer(timer), redial)
+
+
+def _refuse(state: State, cause: str) -> Step[State, Action]:
+    call = getattr(state.membership, "call", 0)
+    after, actions = _rest(state, cause, refused=True)
+    return after, (HangUp(call, cause), *actions)
+
+
+def _interrupt(state: State, joined: Joined, cause: str) -> Step[State, Action]:
+    _, left = attempt.transition(joined.attempt, attempt.Interrupted())
+    after, actions = _rest(state, cause)
+    return after, (ForgetEdges(), *_orders(joined.session, left), *actions)
+
+
+def _answer(state: State, joining: Joining, event: Heard | Misheard) -> Step[State, Action]:
+    if isinstance(event, Misheard):
+        return _refuse(state, event.reason)
+    match event.message:
+        case messages.Welcome() as welcome:
+            return _welcome(state, joining, welcome)
+        case messages.Refused(code=code, reason=reason, remediation=remediation, final=final):
+            cause = f"refused ({code}): {reason}" + (f" {remediation}" if remediation else "")
+            if final:
+                return _refuse(state, cause)
+            after, actions = _rest(state, cause)
+            return after, (HangUp(joining.call, cause), *actions)
+        case message:
+            return state, (Count("before_welcome", type(message).__name__),)
+
+
+def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[State, Action]:
+    target = joining.target
+    if target.federation not in {None, welcome.federation}:
+        cause = (
+            f"coordinator {target.node} now leads the federation {welcome.federation}; this node "
+            f"joined {target.federation}: join again with a new ticket"
+        )
+        return _refuse(state, cause)
+    try:
+        terms = agree(welcome, state.me.pinned)
+    except ContractViolation as error:
+        return _refuse(state, f"{error.message}. {error.remediation}")
+    target = replace(target, federation=welcome.federation)
+    session = Session(
+        welcome.federation, welcome.epoch, welcome.coordinator, welcome.build, terms, welcome.last
+    )
+    joined = Joined(target, joining.call, session, failures=joining.failures + 1)
+    worker, ordered = _closing(_for_terms(state.worker, terms), state.me, welcome.last)
+    run = () if worker_terms(state.worker) == terms else (RunWorker(terms, welcome.federation),)
+    first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target))
+    return replace(state, worker=worker, membership=joined), (*first, *run, *ordered)
+
+
+# ---- the worker ----
+
+
+def worker_terms(worker: Worker) -> Terms | None:
+    return None if isinstance(worker, NoWorker) else worker.terms
+
+
+def _for_terms(worker: Worker, terms: Terms) -> Worker:
+    return worker if worker_terms(worker) == terms else Starting(terms)
+
+
+def _closing(worker: Worker, me: Me, last: messages.LastRecord) -> tuple[Worker, tuple[Order, ...]]:
+    """Have the worker close round ``last``, now or as soon as it can."""
+    if isinstance(worker, NoWorker) or last.round < 0:
+        return worker, ()
+    close = signals.Close(round=last.round, digest=last.digest, adopt=me.node in last.contributors)
+    orders = (Order(close),) if isinstance(worker, Able) else ()
+    return replace(worker, owed=close), orders
+
+
+def _worker(state: State, event: WorkerSaid | WorkerStarted | WorkerLost) -> Step[State, Action]:
+    worker = state.worker
+    match event:
+        case _ if isinstance(worker, NoWorker):
+            return state, ()
+        case WorkerStarted():
+            return replace(state, worker=Starting(worker.terms, worker.owed)), ()
+        case WorkerLost(code, reason, remediation):
+            return _unable(state, worker, attempt.WorkerLost(code, reason, remediation))
+        case WorkerSaid(signals.Configured() as facts):
+            return _able(state, worker, facts)
+        case WorkerSaid(signals.Closed(round=closed)):
+            paid = worker.owed is not None and worker.owed.round <= closed
+            return replace(state, worker=replace(worker, owed=None) if paid else worker), ()
+        case WorkerSaid(signals.Failed(round=None) as failed) if isinstance(worker, Starting):
+            lost = attempt.WorkerLost(failed.code, failed.message, failed.remediation)
+            return _unable(state, worker, lost)
+        case WorkerSaid(signal) if isinstance(signal, attempt.Signal):
+            return _settle(*_feed(state, signal))
+        case _:
+            # The slot signals and Attached, Detached go to the provisioner.
+            return state, ()
+
+
+def _able(
+    state: State, worker: Starting | Able | Unable, facts: signals.Configured
+) -> Step[State, Action]:
+    if facts.layout_digest != worker.terms.layout_digest:
+        reason = f"the worker lays the workload out as {facts.layout_digest}"
+        return _unable(state, worker, attempt.WorkerLost("contract_violation", reason))
+    able = Able(worker.terms, facts, worker.owed)
+    owed = () if worker.owed is None else (Order(worker.owed),)
+    return _settle(replace(state, worker=able), owed)
+
+
+def _unable(
+    state: State, worker: Starting | Able | Unable, lost: attempt.WorkerLost
+) -> Step[State, Action]:
+    unable = Unable(worker.terms, lost.code, lost.reason, lost.remediation, worker.owed)
+    return _settle(*_feed(replace(state, worker=unable), lost))
+
+
+# ---- the edges ----
+
+
+def _edges(state: State, event: EdgesLive | EdgesGone) -> Step[State, Action]:
+    joined = state.membership
+    if not isinstance(joined, Joined) or isinstance(joined.edges, NoEdges):
+        return state, ()
+    if joined.edges.pair != event.pair:
+        return state, ()
+    match event:
+        case EdgesLive(pair):
+            usable = replace(joined, edges=Usable(pair), fresh=True)
+            return replace(state, membership=usable), ()
+        case EdgesGone(reason=reason):
+            bare = replace(state, membership=replace(joined, edges=NoEdges()))
+            return _feed(bare, attempt.EdgeTorn(reason))
+
+
+def _provision(state: State, joined: Joined, message: messages.Provision) -> Step[State, Action]:
+    us, them = state.me.node, joined.target.node
+    ends = (message.state.producer, message.state.consumer)
+    back = (message.update.producer, message.update.consumer)
+    if ends != (them, us) or back != (us, them) or message.state.edge == message.update.edge:
+        lost = messages.EdgeLost(
+            federation=message.federation,
+            epoch=message.epoch,
+            edge=message.state.edge,
+            reason="the edges do not join this node and its coordinator, one each way",
+        )
+        return state, (Count("foreign_edge", f"edges {ends} and {back}"), Say(lost))
+    pair = Pair(message.epoch, message.state, message.update)
+    torn = attempt.transition(joined.attempt, attempt.EdgeTorn("replaced by a newer pair"))[0]
+    wanted = replace(joined, edges=Wanted(pair), attempt=torn)
+    return replace(state, membership=wanted), ()
+
+
+# ---- a session's messages ----
+
+
+def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State, Action]:
+    session = joined.session
+    match message:
+        case messages.Refused(code=code, reason=reason):
+            after, actions = _feed(state, attempt.Turned(code, reason))
+            return after, (Count(f"refused_{code}", reason), *actions)
+        case messages.Welcome():
+            return state, (Count("second_welcome"),)
+        case _ if message.federation != session.federation:
+            return state, (Count("other_federation", message.federation),)
+        case _ if message.epoch != session.epoch:
+            return state, (Count("stale_epoch", f"epoch {message.epoch}, now {session.epoch}"),)
+        case messages.RoundOpen() | messages.Collect() | messages.RoundClose():
+            return _of_round(state, joined, message)
+        case _:
+            return _of_session(state, joined, message)
+
+
+def _of_session(
+    state: State, joined: Joined, message: messages.Leave | messages.Provision | messages.Teardown
+) -> Step[State, Action]:
+    match message:
+        case messages.Leave(reason=reason):
+            cause = f"the coordinator left: {reason}"
+            after, actions = _interrupt(state, joined, cause)
+            return after, (HangUp(joined.call, cause), *actions)
+        case messages.Provision():
+            return _provision(state, joined, message)
+        case messages.Teardown(edges=edges):
+            return _teardown(state, joined, edges)
+
+
+def _teardown(state: State, joined: Joined, edges: tuple[int, ...]) -> Step[State, Action]:
+    pair = None if isinstance(joined.edges, NoEdges) else joined.edges.pair
+    if isinstance(joined.edges, Wanted) and pair is not None and set(edges) & set(pair.edges):
+        joined = replace(joined, edges=NoEdges())
+    return replace(state, membership=joined), (Withdraw(edges),)
+
+
+def _of_round(
+    state: State,
+    joined: Joined,
+    message: messages.RoundOpen | messages.Collect | messages.RoundClose,
+) -> Step[State, Action]:
+    match message:
+        case messages.RoundOpen():
+            return _round_open(state, joined, message)
+        case messages.RoundClose(outcome="closed"):
+            return _closed(state, joined, message)
+    now = joined.attempt
+    if isinstance(now, attempt.Idle):
+        # Late joiners hear of attempts that they have no part in.
+        return state, ()
+    if (message.round, message.attempt) != (now.open.round, now.open.attempt):
+        detail = f"round {message.round} attempt {message.attempt}"
+        return state, (Count("stale_attempt", detail),)
+    if isinstance(message, messages.Collect):
+        return _feed(state, attempt.Collected(state.me.node in message.roster))
+    return _feed(state, attempt.Ended(message.retries))
+
+
+def _round_open(state: State, joined: Joined, message: messages.RoundOpen) -> Step[State, Action]:
+    last, now, edges = joined.session.last.round, joined.attempt, joined.edges
+    asked = (message.round, message.attempt)
+    if message.round <= last:
+        return state, (Count("stale_round", f"round {message.round}; {last} is committed"),)
+    if not isinstance(now, attempt.Idle):
+        current = (now.open.round, now.open.attempt)
+        if asked < current or (asked == current and not joined.fresh):
+            return state, (Count("stale_attempt", f"asked for {asked}, in hand {current}"),)
+    if not isinstance(edges, Usable):
+        return state, (Count("no_edges", f"round {message.round} opened before its edges"),)
+    state = replace(state, membership=replace(joined, fresh=False))
+    against = objection(joined.session.terms, message)
+    if against is None:
+        return _feed(state, attempt.Opened(message, EdgeId(edges.pair.update.edge)))
+    return _feed(
+        state, attempt.Objected(message, against.code, against.message, against.remediation)
+    )
+
+
+def _closed(state: State, joined: Joined, message: messages.RoundClose) -> Step[State, Action]:
+    if message.round <= joined.session.last.round:
+        return state, (Count("stale_round", f"round {message.round} closed again"),)
+    last = messages.LastRecord(
+        round=message.round, digest=message.digest, contributors=message.contributors
+    )
+    ended, actions = _feed(state, attempt.Ended(retries=False))
+    if not isinstance(ended.membership, Joined):
+        raise InvalidTransition(ended.membership, message)
+    session = replace(joined.session, last=last)
+    worker, orders = _closing(ended.worker, state.me, last)
+    membership = replace(ended.membership, session=session)
+    return replace(ended, worker=worker, membership=membership), (*actions, *orders)
+
+
+# ---- the attempt in hand ----
+
+
+def _feed(state: State, event: attempt.Event) -> Step[State, Action]:
+    joined = state.membership
+    if not isinstance(joined, Joined):
+        return state, ()
+    after, actions = attempt.transition(joined.attempt, event)
+    orders = _orders(joined.session, actions)
+    return replace(state, membership=replace(joined, attempt=after)), orders
+
+
+def _settle(state: State, actions: tuple[Action, ...]) -> Step[State, Action]:
+    """Go on with what only waited for the worker or for edges."""
+    joined, worker = state.membership, state.worker
+    if not isinstance(joined, Joined):
+        return state, actions
+    more: tuple[Action, ...] = ()
+    if isinstance(joined.edges, Wanted) and isinstance(worker, Able):
+        pair = joined.edges.pair
+        more = (*more, Provide(pair))
+        state = replace(state, membership=replace(joined, edges=Provided(pair)))
+    match joined.attempt, worker:
+        case attempt.Offered(), Able(facts=facts):
+            able = attempt.WorkerAble(Digest(facts.dataset_root), facts.episodes)
+            state, fed = _feed(state, able)
+        case attempt.Offered(), Unable(code=code, reason=reason, remediation=remediation):
+            state, fed = _feed(state, attempt.WorkerLost(code, reason, remediation))
+        case _:
+            fed = ()
+    return state, (*actions, *more, *fed)
+
+
+def _orders(session: Session, actions: tuple[attempt.Action, ...]) -> tuple[Action, ...]:
+    return tuple(_order(session, action) for action in actions)
+
+
+def _order(session: Session, action: attempt.Action) -> Action:
+    match action:
+        case attempt.Commit():
+            return Commit(session, action)
+        case attempt.Announce():
+            return Announce(session, action)
+        case attempt.Order(command):
+            return Order(command)
+        case attempt.Tear(reason):
+            return DropEdges(reason)
+        case attempt.Ignore(reason):
+            return Count(reason)
+        case attempt.Tell() | attempt.Decline():
+            return Say(_told(session, action))
+
+
+def _told(session: Session, action: attempt.Tell | attempt.Decline) -> FromNode:
+    asked = action.open
+    if isinstance(action, attempt.Tell):
+        return messages.Progress(
+            federation=session.federation,
+            epoch=session.epoch,
+            round=asked.round,
+            attempt=asked.attempt,
+            phase=action.phase,
+            done=action.done,
+            total=action.total,
+        )
+    return messages.Fault(
+        federation=session.federation,
+        epoch=session.epoch,
+        round=asked.round,
+        attempt=asked.attempt,
+        code=action.code[:64],
+        reason=action.reason[:MAX_SENTENCE],
+        remediation=action.remediation[:MAX_SENTENCE],
+    )

@@ -1,0 +1,99 @@
+"""What a coordinator asks for, checked against what this node can hold to."""
+
+import msgspec
+from pydantic import ValidationError
+
+from lensemble.errors import ContractViolation, GaugeError, LensembleError
+from lensemble.ids import Digest
+from lensemble.params import PARAMETER_BYTES
+from lensemble.seeds import sketch
+from lensemble.wire.messages import RoundOpen, Welcome
+from lensemble.workload import Workload, layout
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """A workload that this node takes part in; ``workload`` is its canonical JSON."""
+
+    workload: str
+    config_hash: Digest
+    layout_digest: Digest
+    root_seed: int
+    inner_steps: int
+    field_k: int
+    field_n_max: int
+    state_bytes: int
+
+
+def agree(welcome: Welcome, pinned: str = "") -> Terms:
+    """The terms of ``welcome``, every digest recomputed here.
+
+    Raises:
+        ContractViolation: not a workload of this build, a digest that is not its own, another
+            workload than ``pinned``, or an aggregation that this build does not do.
+    """
+    workload = _parse(welcome.workload)
+    if workload.digest != welcome.config_hash:
+        raise ContractViolation(
+            f"the coordinator announces the config hash {welcome.config_hash}; its workload has "
+            f"{workload.digest}"
+        )
+    if pinned and pinned != workload.digest:
+        raise ContractViolation(
+            f"the coordinator trains workload {workload.name!r} with the config hash "
+            f"{workload.digest}; this node takes part only in {pinned}",
+            "Correct `expected_config_hash` in this node's configuration, or join another "
+            "coordinator.",
+        )
+    where = layout(workload)
+    if where.digest != welcome.layout_digest:
+        raise ContractViolation(
+            f"the coordinator announces the layout {welcome.layout_digest}; this build lays the "
+            f"workload out as {where.digest}"
+        )
+    if welcome.aggregation != "plain":
+        raise ContractViolation(
+            f"the coordinator aggregates {welcome.aggregation}; this build of the node does plain",
+            "Upgrade this node.",
+        )
+    return Terms(
+        workload.canonical().decode(),
+        workload.digest,
+        where.digest,
+        workload.root_seed,
+        workload.inner.steps,
+        workload.field.k,
+        workload.field.n_max,
+        where.size * PARAMETER_BYTES,
+    )
+
+
+def objection(terms: Terms, asked: RoundOpen) -> LensembleError | None:
+    """Why this node takes no part in ``asked``, or None when it is what ``terms`` say."""
+    if asked.sketch_seed != sketch(terms.root_seed, asked.round):
+        return GaugeError(
+            f"round {asked.round} comes with the sketch seed {asked.sketch_seed}; the workload "
+            f"derives {sketch(terms.root_seed, asked.round)}",
+            "Have the operator of the coordinator check its build against this one.",
+        )
+    for name, got, due in (
+        ("config_hash", asked.config_hash, terms.config_hash),
+        ("layout_digest", asked.layout_digest, terms.layout_digest),
+        ("inner_steps", asked.inner_steps, terms.inner_steps),
+        ("field.k", asked.field.k, terms.field_k),
+        ("field.n_max", asked.field.n_max, terms.field_n_max),
+        ("state_bytes", asked.state_bytes, terms.state_bytes),
+    ):
+        if got != due:
+            return ContractViolation(f"round {asked.round} asks for {name} {got}; agreed was {due}")
+    return None
+
+
+def _parse(raw: bytes) -> Workload:
+    try:
+        return Workload.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the workload"
+        raise ContractViolation(
+            f"the coordinator's workload does not fit this build: {where}: {first['msg']}"
+        ) from error
