@@ -35,9 +35,10 @@ Fields = MutableMapping[str, Any]
 Scalar = bool | int | float | str | None
 
 
-def logger(**bound: Scalar) -> FilteringBoundLogger:
-    """A logger that adds ``bound`` (node, round, attempt, edge, ...) to each of its records."""
-    made: FilteringBoundLogger = structlog.get_logger(**bound)
+def logger(part: str = "", **bound: Scalar) -> FilteringBoundLogger:
+    """A logger that adds the ``part`` of the daemon and ``bound`` (node, round, ...) to records."""
+    named = {"part": part, **bound} if part else bound
+    made: FilteringBoundLogger = structlog.get_logger(**named)
     return made
 
 

@@ -36,8 +36,27 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     expires: int
 
+    def membership(self) -> "Membership":
+        """What a node keeps of it."""
+        return Membership(self.coordinator, self.addresses, self.federation, self.secret)
+
     def __repr__(self) -> str:
         return f"Ticket(coordinator={self.coordinator}, expires={self.expires})"
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """Which coordinator a node belongs to: from a ticket, or from its configuration.
+
+    Without a ticket ``federation`` is not known before the first welcome, and ``invite`` is empty.
+    """
+
+    coordinator: NodeId
+    addresses: tuple[str, ...]
+    federation: FederationId | None = None
+    invite: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Membership({self.coordinator}, {self.addresses}, {self.federation})"
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -1,0 +1,369 @@
+"""What a daemon answers; plain facts, which ``lensemblectl`` puts into words and tables.
+
+Seconds are counted back from now (``since_s``, ``last_seen_s``) or forward (``deadline_in_s``), so
+that no two clocks have to agree.  Replies may gain fields; a client ignores what it does not know.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+MAX_REPLY_BYTES = 1 << 24
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    pass
+
+
+# ---- the protocol itself ----
+
+
+class Greeting(_Fact, frozen=True, kw_only=True, tag=True):
+    daemon: Literal["coordinator", "node"]
+    name: str
+    version: str
+    ctl_version: int
+
+
+class Alive(_Fact, frozen=True, kw_only=True, tag=True):
+    """The answer goes on; there is nothing new to say."""
+
+
+class End(_Fact, frozen=True, kw_only=True, tag=True):
+    """The answer is complete."""
+
+
+class Failed(_Fact, frozen=True, kw_only=True, tag=True):
+    """The answer ends here, without what was asked for."""
+
+    code: str
+    message: str
+    remediation: str = ""
+
+
+class Done(_Fact, frozen=True, kw_only=True, tag=True):
+    """It was done, or was so already; ``message`` says which, in a sentence."""
+
+    message: str
+
+
+# ---- parts of a status ----
+
+
+class RoundStatus(_Fact, frozen=True, kw_only=True):
+    """Where the round in flight is, or what the coordinator waits for between rounds."""
+
+    index: int
+    attempt: int
+    state: str
+    """A ``RoundState``: open, collecting, aggregating, aligning, committing, closed, aborted."""
+    reason: str
+    """Why it is not further, as a sentence: "waiting for 1 more participant (have 1, quorum 2)"."""
+    since_s: float
+    deadline_in_s: float | None = None
+    """Until the timer of this state expires; ``None`` if it has none."""
+    waiting_on: tuple[str, ...] = ()
+    """Names of the nodes that have not yet done their part."""
+    quorum: int = 0
+    bound: int = 0
+    arrived: int = 0
+
+
+class RunStatus(_Fact, frozen=True, kw_only=True):
+    """The run that goes on: ``remaining`` of ``rounds`` are not closed yet."""
+
+    run: str
+    rounds: int
+    closed: int
+    remaining: int
+    attempts_aborted: int = 0
+    elapsed_s: float = 0.0
+
+
+class ParticipantStatus(_Fact, frozen=True, kw_only=True):
+    name: str
+    node: str
+    connected: bool
+    activity: str
+    """What it is doing, in a word or two: idle, receiving state, training, sending update, lost."""
+    step: int = 0
+    steps: int = 0
+    bytes: int = 0
+    """Bytes of the blob on its way, of ``total_bytes``."""
+    total_bytes: int = 0
+    loss: float | None = None
+    """Only from nodes that share it."""
+    last_seen_s: float | None = None
+    rtt_ms: float | None = None
+    path: str = ""
+    """The address it is reached at, or "relay"."""
+    epoch: int = 0
+    contributions: int = 0
+    refused: dict[str, int] = {}
+    last_reason: str = ""
+    """Why it last dropped out, was refused or left; empty if it never did."""
+
+
+class EdgeStatus(_Fact, frozen=True, kw_only=True):
+    id: int
+    peer: str
+    direction: Literal["tx", "rx"]
+    state: str
+    bytes: int = 0
+    fault: str = ""
+
+
+class StorageStatus(_Fact, frozen=True, kw_only=True):
+    state_dir: str
+    records: int = 0
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
+    spool_bytes: int = 0
+    free_bytes: int = 0
+
+
+class LinkStatus(_Fact, frozen=True, kw_only=True):
+    """A node's connection to its coordinator."""
+
+    state: str
+    """unconfigured, dialing, waiting, joined, refused."""
+    reason: str = ""
+    coordinator: str = ""
+    name: str = ""
+    addresses: tuple[str, ...] = ()
+    federation: str = ""
+    attempt: int = 0
+    next_attempt_in_s: float | None = None
+    last_seen_s: float | None = None
+    rtt_ms: float | None = None
+    path: str = ""
+    epoch: int = 0
+
+
+class NodeRoundStatus(_Fact, frozen=True, kw_only=True):
+    """What a node does for the round in flight."""
+
+    index: int
+    attempt: int
+    activity: str
+    reason: str
+    since_s: float
+    step: int = 0
+    steps: int = 0
+    bytes: int = 0
+    total_bytes: int = 0
+
+
+class WorkerStatus(_Fact, frozen=True, kw_only=True):
+    state: str
+    """starting, ready, busy, stopped, or waiting to be started again."""
+    pid: int | None = None
+    reason: str = ""
+    generation: int = 0
+    restarts: int = 0
+    rss_bytes: int = 0
+
+
+class DatasetStatus(_Fact, frozen=True, kw_only=True):
+    path: str
+    format: str = ""
+    root: str = ""
+    """Merkle root, 64 hex digits; empty until the worker has read the data."""
+    episodes: int = 0
+    steps: int = 0
+    embodiment: str = ""
+
+
+class RoundSummary(_Fact, frozen=True, kw_only=True):
+    """One round that closed."""
+
+    index: int
+    attempt: int
+    contributors: tuple[str, ...]
+    digest: str
+    seconds: float | None = None
+    closed_unix_s: float | None = None
+    update_norm: float | None = None
+    loss: float | None = None
+    alerts: tuple[str, ...] = ()
+
+
+# ---- answers ----
+
+
+class CoordinatorStatus(_Fact, frozen=True, kw_only=True, tag=True):
+    name: str
+    node: str
+    version: str
+    addresses: tuple[str, ...]
+    uptime_s: float
+    federation: str
+    workload: str
+    config_hash: str
+    digest: str
+    aggregation: str
+    """In words: "plain: the coordinator sees each update"."""
+    round: RoundStatus
+    run: RunStatus | None = None
+    last_round: RoundSummary | None = None
+    participants: tuple[ParticipantStatus, ...] = ()
+    edges: tuple[EdgeStatus, ...] = ()
+    refused: dict[str, int] = {}
+    """Refused input by reason: unknown peers, malformed messages, ctl lines, log records."""
+    storage: StorageStatus | None = None
+    rss_bytes: int = 0
+    alerts: tuple[str, ...] = ()
+
+
+class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
+    name: str
+    node: str
+    version: str
+    addresses: tuple[str, ...]
+    uptime_s: float
+    state_dir: str
+    link: LinkStatus
+    round: NodeRoundStatus | None = None
+    worker: WorkerStatus | None = None
+    dataset: DatasetStatus | None = None
+    config_hash: str = ""
+    digest: str = ""
+    contributions: int = 0
+    last_contribution: int | None = None
+    """Index of the last round this node contributed to."""
+    shares_norms: bool = False
+    edges: tuple[EdgeStatus, ...] = ()
+    refused: dict[str, int] = {}
+    rss_bytes: int = 0
+    alerts: tuple[str, ...] = ()
+
+
+class RunStarted(_Fact, frozen=True, kw_only=True, tag=True):
+    """A run goes on; with ``already`` it had been started before."""
+
+    run: str
+    rounds: int
+    first_round: int
+    already: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+class RoundClosed(_Fact, frozen=True, kw_only=True, tag=True):
+    round: RoundSummary
+
+
+class RoundAborted(_Fact, frozen=True, kw_only=True, tag=True):
+    """An attempt failed; ``next`` says what follows."""
+
+    index: int
+    attempt: int
+    code: str
+    reason: str
+    next: str
+
+
+class RunEnded(_Fact, frozen=True, kw_only=True, tag=True):
+    """``completed`` only if every round of the run closed."""
+
+    run: str
+    rounds: int
+    closed: int
+    completed: bool
+    digest: str
+    seconds: float
+    code: str = ""
+    reason: str = ""
+    remediation: str = ""
+
+
+class RoundList(_Fact, frozen=True, kw_only=True, tag=True):
+    """Newest last."""
+
+    rounds: tuple[RoundSummary, ...]
+
+
+class Contributor(_Fact, frozen=True, kw_only=True):
+    name: str
+    node: str
+    dataset_root: str
+    update_digest: str = ""
+
+
+class RoundDetail(_Fact, frozen=True, kw_only=True, tag=True):
+    """One record of the ledger."""
+
+    round: RoundSummary
+    prior_digest: str
+    momentum_digest: str
+    field_sum_digest: str
+    config_hash: str
+    record_hash: str
+    previous_record_hash: str
+    contributors: tuple[Contributor, ...]
+    dropped: dict[str, str] = {}
+    """Name of each participant that was left out, and why."""
+    seconds_by_state: dict[str, float] = {}
+
+
+class Invited(_Fact, frozen=True, kw_only=True, tag=True):
+    ticket: str
+    uses: int
+    expires_in_s: float
+    name: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class CheckpointEntry(_Fact, frozen=True, kw_only=True):
+    round: int
+    """The round that made it; -1 is the warm start."""
+    digest: str
+    bytes: int
+    path: str
+    verifiable: bool = False
+    """Whether its outer step can still be recomputed."""
+
+
+class CheckpointList(_Fact, frozen=True, kw_only=True, tag=True):
+    checkpoints: tuple[CheckpointEntry, ...]
+
+
+class CheckpointLocation(_Fact, frozen=True, kw_only=True, tag=True):
+    checkpoint: CheckpointEntry
+
+
+class EventRow(_Fact, frozen=True, kw_only=True, tag=True):
+    sequence: int
+    unix_s: float
+    event: str
+    fields: dict[str, str | int | float | bool | None] = {}
+
+
+class Joined(_Fact, frozen=True, kw_only=True, tag=True):
+    """This node belongs to ``coordinator`` and dials it; ``status`` says how that goes."""
+
+    coordinator: str
+    addresses: tuple[str, ...]
+    federation: str
+    warnings: tuple[str, ...] = ()
+
+
+Reply: TypeAlias = (
+    Greeting
+    | Alive
+    | End
+    | Failed
+    | Done
+    | CoordinatorStatus
+    | NodeStatus
+    | RunStarted
+    | RoundClosed
+    | RoundAborted
+    | RunEnded
+    | RoundList
+    | RoundDetail
+    | Invited
+    | CheckpointList
+    | CheckpointLocation
+    | EventRow
+    | Joined
+)
