@@ -19,7 +19,10 @@ from lensemble import merkle
 from lensemble.errors import DatasetError
 from lensemble.merkle import DatasetFacts
 from lensemble_node.worker.training import hdf5
+from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.storage import write_atomically
+
+__all__ = ["DataSource", "Dataset", "Trajectory", "Windows", "open_dataset"]
 
 RESIDENT_BYTES = 256 << 20
 """Up to this size, observations and actions as float32 are held in memory."""
@@ -27,15 +30,6 @@ CACHE_NAME = "dataset.json"
 _OBSERVATION, _NEXT, _ACTION = "observation", "next_observation", "action"
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """Where the data is; without ``observation_keys`` every float column of the observations."""
-
-    path: Path
-    observation_keys: tuple[str, ...] = ()
-    embodiment: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lensemble.errors import CheckpointIntegrityError
 from lensemble.params import FlatParameters
 from lensemble.seeds import derive
 from lensemble.workload import Inner, Workload, WorldModelTask
@@ -26,18 +27,14 @@ from lensemble_node.worker.training.objective import (
     directions,
     loss,
 )
+from lensemble_node.worker.training.stops import Diverged, Stopped
 
 Arrays: TypeAlias = dict[str, NDArray[np.float32]]
 Progress: TypeAlias = Callable[[int, float], None]
 ShouldStop: TypeAlias = Callable[[], bool]
 
 
-class Stopped(Exception):
-    """Training was told to stop; nothing of it is kept."""
-
-
-class Diverged(Exception):
-    """The loss is not finite."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -102,14 +99,21 @@ class Learner:
             weight_decay=inner.weight_decay,
             foreach=False,
         )
+        self._initial = {name: view.copy() for name, view in self.head.named().items()}
         self.cursor = 0
 
     def load(self, prior: FlatParameters, local: LocalState) -> None:
-        """Start from ``prior`` (float32, shape ``(layout.size,)``) and this node's own state."""
+        """Start from ``prior`` (float32, shape ``(layout.size,)``) and this node's own state.
+
+        An empty state means the seeded head and no moments.
+
+        Raises:
+            CheckpointIntegrityError: the state is of another head or model.
+        """
+        self._check(local)
         self.model.load(prior)
         for name, view in self.head.named().items():
-            if name in local.head:
-                view[...] = local.head[name]
+            view[...] = (local.head or self._initial)[name]
         self._optimizer.state.clear()
         for name, flat in self._flats.items():
             if f"{name}.exp_avg" in local.optimizer:
@@ -120,12 +124,26 @@ class Learner:
                 }
         self.cursor = local.cursor
 
+    def _check(self, local: LocalState) -> None:
+        found = {name: array.shape for name, array in (local.head | local.optimizer).items()}
+        wanted = {name: array.shape for name, array in self._initial.items()} | {
+            f"{name}.{moment}": tuple(flat.shape)
+            for name, flat in self._flats.items()
+            for moment in _MOMENTS
+        }
+        if found and found != wanted:
+            raise CheckpointIntegrityError(
+                f"the local training state has {sorted(found.items())}; the model and this data "
+                f"need {sorted(wanted.items())}",
+                "Remove `local/` of the state directory: the node starts with a fresh action head.",
+            )
+
     def local_state(self) -> LocalState:
         """Copies of what this node keeps."""
         moments = {
             f"{name}.{moment}": self._optimizer.state[flat][moment].numpy().copy()
             for name, flat in self._flats.items()
-            for moment in ("exp_avg", "exp_avg_sq")
+            for moment in _MOMENTS
             if flat in self._optimizer.state
         }
         head = {name: view.copy() for name, view in self.head.named().items()}

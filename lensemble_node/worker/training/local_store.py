@@ -11,9 +11,11 @@ import hashlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -26,12 +28,15 @@ HEAD, OPTIMIZER, CURSOR = "head.safetensors", "optimizer.safetensors", "cursor.j
 _FILES = (HEAD, OPTIMIZER, CURSOR)
 _HASH_BYTES = 1 << 20
 
+Arrays: TypeAlias = dict[str, NDArray[np.float32]]
+
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Batches drawn so far, and the round that ended there."""
+    """Batches drawn so far, the round that ended there, and the workload it belongs to."""
 
     batches: int = 0
     round_index: int = -1
+    config_hash: str = ""
 
 
 class Sidecar(msgspec.Struct, frozen=True):
@@ -66,7 +71,7 @@ class LocalStore:
 
     # ---- this node's own state ----
 
-    def read(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Cursor]:
+    def read(self) -> tuple[Arrays, Arrays, Cursor]:
         """Head, optimiser (float32 arrays by name) and cursor; empty before the first round.
 
         Raises:
@@ -83,22 +88,16 @@ class LocalStore:
                 "Remove that directory: the node then starts with a fresh action head.",
             ) from error
 
-    def write_pending(
-        self,
-        round_index: int,
-        head: dict[str, np.ndarray],
-        optimizer: dict[str, np.ndarray],
-        batches: int,
-    ) -> None:
-        """Put down the candidate of ``round_index``, whole or not at all."""
-        place = self._pending(round_index)
+    def write_pending(self, head: Arrays, optimizer: Arrays, cursor: Cursor) -> None:
+        """Put down the candidate of the cursor's round, whole or not at all."""
+        place = self._pending(cursor.round_index)
         part = place.with_name(place.name + PART)
         for old in (part, place):
             _remove(old)
         part.mkdir()
         write_atomically(part / HEAD, save(head))
         write_atomically(part / OPTIMIZER, save(optimizer))
-        write_atomically(part / CURSOR, msgspec.json.encode(Cursor(batches, round_index)))
+        write_atomically(part / CURSOR, msgspec.json.encode(cursor))
         part.rename(place)
         sync_directory(self._local)
 
@@ -111,10 +110,16 @@ class LocalStore:
             place.rename(decided)
             sync_directory(self._local)
             self._move_in(decided)
-        self.discard()
+        self.clear()
         return found
 
-    def discard(self) -> None:
+    def discard(self, round_index: int) -> None:
+        """Remove candidate and released vector of ``round_index``."""
+        self._sidecar_path(round_index).unlink(missing_ok=True)
+        _remove(self.vector_path(round_index))
+        _remove(self._pending(round_index))
+
+    def clear(self) -> None:
         """Remove every candidate and every released vector."""
         for path in self._local.glob("pending-*"):
             _remove(path)
@@ -142,7 +147,7 @@ class LocalStore:
 
         def hashed() -> Iterable[memoryview]:
             for piece in pieces:
-                raw = memoryview(np.ascontiguousarray(piece)).cast("B")
+                raw = np.ascontiguousarray(piece).data.cast("B")
                 running.update(raw)
                 yield raw
 
@@ -182,7 +187,7 @@ class LocalStore:
         return self._releases / f"round-{round_index}.json"
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+def _load(path: Path) -> Arrays:
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 

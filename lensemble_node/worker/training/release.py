@@ -26,15 +26,6 @@ class Pipeline:
     on_difference: tuple[Stage, ...] = ()
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The vector (uint32, shape ``(size,)``) and the size of what it stands for."""
-
-    vector: FieldVector
-    l2_norm: float
-    max_abs: float
-
-
 @dataclass
 class Extent:
     """Norm and peak of a vector measured piece by piece, in float64."""
@@ -49,6 +40,14 @@ class Extent:
     @property
     def l2_norm(self) -> float:
         return float(np.sqrt(self.square))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The vector (uint32, shape ``(size,)``) and the extent of the difference it encodes."""
+
+    vector: FieldVector
+    extent: Extent
 
 
 def gather(named: Mapping[str, FlatParameters], layout: ParamLayout) -> FlatParameters:
@@ -94,4 +93,4 @@ def release(
     extent = Extent()
     for start in range(0, layout.size, _PIECE):
         extent.include(flat[start : start + _PIECE])
-    return Encoded(encode(flat, terms), extent.l2_norm, extent.max_abs)
+    return Encoded(encode(flat, terms), extent)
