@@ -1,0 +1,44 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lensemble import state_dir
+from lensemble.errors import StorageError
+
+HOLD = """
+import sys
+from pathlib import Path
+from lensemble import state_dir
+with state_dir.held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(StorageError, match=f"pid {holder.pid}"), state_dir.held(path):
+        pass
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+    with state_dir.held(path):
+        assert (path / state_dir.LOCK_NAME).read_text() == f"{os.getpid()}\n"
+
+
+def test_it_is_private_and_released_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "state"
+    with state_dir.held(path):
+        assert path.stat().st_mode & 0o777 == 0o700
+    with state_dir.held(path):
+        pass
