@@ -1,0 +1,1 @@
+"""Edges: what one is, its two ends as machines, and the memory their rings are leased from."""

@@ -90,11 +90,11 @@ class Arena:
             raise ArenaExhausted(f"{place} lies outside an arena of {self.nbytes} bytes")
         return Region(self._mapped, place)
 
-    def lease(self, spec: EdgeSpec) -> Region | None:
-        """The ring of one end of ``spec``, first fit; None while there is no room for it.
+    def check_fits(self, spec: EdgeSpec) -> None:
+        """Whether the ring of one end of ``spec`` fits when nothing else is leased.
 
         Raises:
-            ArenaExhausted: it could not fit even if nothing else were leased.
+            ArenaExhausted: it does not; the message has the arithmetic.
         """
         wanted = Place(0, spec.capacity_bytes, spec.slots)
         if wanted.nbytes > self.nbytes:
@@ -103,6 +103,15 @@ class Arena:
                 f"{wanted.nbytes} bytes; the whole arena has {self.nbytes}",
                 "Enlarge the arena, or provision fewer slots or a smaller capacity.",
             )
+
+    def lease(self, spec: EdgeSpec) -> Region | None:
+        """The ring of one end of ``spec``, first fit; None while there is no room for it.
+
+        Raises:
+            ArenaExhausted: it could not fit even if nothing else were leased.
+        """
+        self.check_fits(spec)
+        wanted = Place(0, spec.capacity_bytes, spec.slots)
         offset = 0
         for place in self._leased:
             if place.offset - offset >= wanted.nbytes:

@@ -17,7 +17,7 @@ MAX_SLOTS = 64
 DEFAULT_SLOTS = 2
 
 
-class EdgeSpec(msgspec.Struct, frozen=True):
+class EdgeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One edge: one producer, one consumer, chunks of at most ``capacity_bytes``.
 
     ``slots`` is the depth of the ring at each end.

@@ -51,6 +51,9 @@ class EdgeSender(Protocol):
     async def reset(self) -> None:
         """Tear the stream; the peer sees a fault, never a clean end."""
 
+    async def lost(self) -> str:
+        """Wait until the peer refuses the stream or its link is gone; the reason, as a phrase."""
+
 
 class EdgeReceiver(Protocol):
     """The receiving end of an edge's stream, from the first frame on."""

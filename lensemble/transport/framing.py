@@ -1,0 +1,88 @@
+"""Frames on a byte stream: a u32 little-endian length, then that many bytes.
+
+Control streams and edges are framed alike.  The reader keeps its progress across cancelled calls
+and latches the first failure, so that a torn stream can never pass for one that ended in order.
+"""
+
+import struct
+
+from lensemble.transport.raw import RawLost, RawReceive
+
+PREFIX = struct.Struct("<I")
+
+
+class TooLong(RawLost):
+    """A frame announced more bytes than its receiver allows."""
+
+
+class FrameReader:
+    """Reads frames from ``raw``; one task at a time."""
+
+    def __init__(self, raw: RawReceive) -> None:
+        self._raw = raw
+        self._prefix = bytearray(PREFIX.size)
+        self._done = 0
+        self._extent: int | None = None
+        self._own = bytearray()
+        self._lost: RawLost | None = None
+
+    async def receive_into(self, into: memoryview) -> int | None:
+        """Fill ``into`` with one frame; its length, or None at the end of the stream.
+
+        A cancelled call loses nothing when the next one gets the same ``into``.
+
+        Raises:
+            TooLong: the frame is longer than ``into``.
+            RawLost: the stream is torn.
+        """
+        extent = await self._next_extent(len(into))
+        if extent is None:
+            return None
+        await self._fill(into[:extent])
+        self._extent, self._done = None, 0
+        return extent
+
+    async def receive(self, limit: int) -> bytes | None:
+        """One frame of at most ``limit`` bytes, or None at the end of the stream.
+
+        A cancelled call loses nothing.  Raises as ``receive_into`` does.
+        """
+        extent = await self._next_extent(limit)
+        if extent is None:
+            return None
+        if len(self._own) != extent:
+            self._own = bytearray(extent)
+        await self._fill(memoryview(self._own))
+        payload = bytes(self._own)
+        self._own, self._extent, self._done = bytearray(), None, 0
+        return payload
+
+    async def _next_extent(self, limit: int) -> int | None:
+        if self._lost is not None:
+            raise self._lost
+        if self._extent is None:
+            if not await self._fill(memoryview(self._prefix), at_boundary=True):
+                return None
+            (extent,) = PREFIX.unpack(self._prefix)
+            if extent > limit:
+                self._lost = TooLong(f"a frame of {extent} bytes exceeds the limit of {limit}")
+                raise self._lost
+            self._extent, self._done = extent, 0
+        return self._extent
+
+    async def _fill(self, view: memoryview, *, at_boundary: bool = False) -> bool:
+        """Read until ``view`` is full; False where the stream ends before its first byte."""
+        while self._done < len(view):
+            try:
+                count = await self._raw.read_into(view[self._done :])
+            except RawLost as lost:
+                self._lost = lost
+                raise
+            if count == 0 and at_boundary and self._done == 0:
+                return False
+            if count == 0:
+                missing = len(view) - self._done
+                self._lost = RawLost(f"the stream ended inside a frame, {missing} bytes early")
+                raise self._lost
+            self._done += count
+        return True
