@@ -1,0 +1,136 @@
+"""One committed round as a record, and what makes a chain of them."""
+
+import hashlib
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from lensemble.errors import LedgerIntegrityError
+from lensemble.ids import Digest, FederationId
+from lensemble.params import ParamLayout
+from lensemble.wire.messages import MAX_PARTICIPANTS, Count, Federation, Hash, NodeKey
+from lensemble.workload import Workload
+
+RECORD_SCHEMA = 1
+GENESIS_ROUND = -1
+_RECORD_TAG = b"lensemble/ledger-record/v1\x00"
+
+SignatureHex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
+
+
+class Contributor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One summand of a round, with what its node signed."""
+
+    node: NodeKey
+    dataset_root: Hash
+    update_digest: Hash
+    commitment_signature: SignatureHex
+    update_signature: SignatureHex
+
+
+class ContributionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every input and result of one outer step; round -1 pins the initial checkpoint.
+
+    ``contributors`` is sorted by node and ``c_t`` is its length, the denominator of the mean.
+    """
+
+    schema: int = RECORD_SCHEMA
+    federation: Federation
+    round: Annotated[int, Meta(ge=GENESIS_ROUND)]
+    attempt: Count
+    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_PARTICIPANTS)]
+    c_t: Count = msgspec.field(name="C_t")
+    prior_digest: Hash | None
+    next_digest: Hash
+    prior_momentum_digest: Hash | None
+    momentum_digest: Hash | None
+    field_sum_digest: Hash | None
+    config_hash: Hash
+    layout_digest: Hash
+    sketch_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    prev_record_hash: Hash | None
+
+
+def genesis(
+    federation: FederationId, workload: Workload, layout: ParamLayout, initial: Digest
+) -> ContributionRecord:
+    """The record of round -1: nobody contributed, ``initial`` is the global state."""
+    return ContributionRecord(
+        federation=federation,
+        round=GENESIS_ROUND,
+        attempt=0,
+        contributors=(),
+        c_t=0,
+        prior_digest=None,
+        next_digest=initial,
+        prior_momentum_digest=None,
+        momentum_digest=None,
+        field_sum_digest=None,
+        config_hash=workload.digest,
+        layout_digest=layout.digest,
+        sketch_seed=0,
+        prev_record_hash=None,
+    )
+
+
+def canonical(record: ContributionRecord) -> bytes:
+    """Sorted compact JSON; all of its text is ASCII by the limits of the fields."""
+    return msgspec.json.encode(record, order="sorted")
+
+
+def record_hash(record: ContributionRecord) -> Digest:
+    """SHA-256 of a domain tag and the canonical JSON."""
+    return Digest(hashlib.sha256(_RECORD_TAG + canonical(record)).hexdigest())
+
+
+def decode(text: str) -> ContributionRecord:
+    """The record whose canonical JSON is ``text``.
+
+    Raises:
+        LedgerIntegrityError: not a record, or not in canonical form.
+    """
+    try:
+        record = msgspec.json.decode(text, type=ContributionRecord)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise LedgerIntegrityError(f"not a contribution record: {error}") from error
+    if canonical(record) != text.encode():
+        raise LedgerIntegrityError(f"the record of round {record.round} is not in canonical form")
+    return record
+
+
+def faults(record: ContributionRecord, prior: ContributionRecord | None) -> list[str]:
+    """What is wrong with ``record`` as the successor of ``prior``, or as the first."""
+    found = _own_faults(record)
+    if prior is None:
+        first = (record.prior_digest, record.prior_momentum_digest, record.prev_record_hash)
+        if record.round != GENESIS_ROUND or first != (None, None, None) or record.contributors:
+            found.append(f"round {record.round} cannot be the first record")
+        return found
+    links = (
+        ("round", record.round, prior.round + 1),
+        ("federation", record.federation, prior.federation),
+        ("config_hash", record.config_hash, prior.config_hash),
+        ("layout_digest", record.layout_digest, prior.layout_digest),
+        ("prior_digest", record.prior_digest, prior.next_digest),
+        ("prior_momentum_digest", record.prior_momentum_digest, prior.momentum_digest),
+        ("prev_record_hash", record.prev_record_hash, record_hash(prior)),
+    )
+    found += [f"{name} is {got}, the chain wants {due}" for name, got, due in links if got != due]
+    return found
+
+
+def _own_faults(record: ContributionRecord) -> list[str]:
+    found = []
+    nodes = [each.node for each in record.contributors]
+    if record.schema != RECORD_SCHEMA:
+        found.append(f"schema is {record.schema}, this build reads {RECORD_SCHEMA}")
+    if nodes != sorted(set(nodes)):
+        found.append("contributors are not sorted and distinct")
+    if record.c_t != len(nodes):
+        found.append(f"C_t is {record.c_t}, there are {len(nodes)} contributors")
+    if record.round >= 0 and (
+        not nodes or record.field_sum_digest is None or record.momentum_digest is None
+    ):
+        found.append("a round without contributors, sum or momentum")
+    return found
