@@ -19,7 +19,7 @@ from lensemble.seeds import derive
 
 
 class _Terms(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class WorldModelTask(_Terms):

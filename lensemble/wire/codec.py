@@ -12,6 +12,9 @@ from lensemble.errors import ContractViolation, FrameError
 from lensemble.wire.messages import WIRE_VERSION, FromCoordinator, FromNode
 
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_COMPLAINT_CHARS = 200
+"""A decoder's complaint may repeat what a peer chose; no more of it is passed on."""
+
 SPEAKS = (1, WIRE_VERSION)
 _VERSION = struct.Struct("<H")
 _encoder = msgspec.msgpack.Encoder()
@@ -26,9 +29,13 @@ def encode(message: FromNode | FromCoordinator) -> bytes:
     """The payload of one control frame.
 
     Raises:
-        FrameError: the message is over ``MAX_MESSAGE_BYTES``.
+        FrameError: the message is over ``MAX_MESSAGE_BYTES``, or holds text or a number that
+            msgpack cannot.
     """
-    body = _encoder.encode(message)
+    try:
+        body = _encoder.encode(message)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise FrameError(f"a {type(message).__name__} cannot be encoded: {error}") from error
     if len(body) + _VERSION.size > MAX_MESSAGE_BYTES:
         raise FrameError(
             f"a {type(message).__name__} of {len(body)} bytes is over {MAX_MESSAGE_BYTES}"
@@ -84,4 +91,8 @@ def _decode(payload: bytes, decoder: "msgspec.msgpack.Decoder[Message]") -> Mess
     try:
         return decoder.decode(memoryview(payload)[_VERSION.size :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"not a message: {error}") from error
+        raise FrameError(f"not a message: {_printable(str(error))}") from error
+
+
+def _printable(complaint: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in complaint[:MAX_COMPLAINT_CHARS])

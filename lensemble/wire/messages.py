@@ -1,9 +1,10 @@
 """Every message between a coordinator and a node, and the bytes that signatures cover.
 
-All are tagged, frozen and closed: an unknown field, a wrong type or a value over its limit is refused
-when it is decoded.  Messages of a round carry (federation, epoch, round, attempt), so that one from
-another life of the same node, or from another attempt, is told apart and refused.  No message carries
-an observation, an action, an embedding or a parameter: payload travels on edges only.
+All are tagged, frozen and closed: an unknown field, a wrong type or a value over its limit is
+refused when it is decoded.  Messages of a round carry (federation, epoch, round, attempt), so that
+one from another life of the same node, or from another attempt, is told apart and refused.  No
+message carries an observation, an action, an embedding or a parameter: payload travels on edges
+only.
 """
 
 import hashlib
@@ -23,13 +24,15 @@ WIRE_VERSION = 1
 MAX_PARTICIPANTS = 4096
 MAX_EDGES_PER_NODE = 256
 MAX_WORKLOAD_BYTES = 1 << 16
+MAX_LANDMARKS = 8192
+MAX_SENTENCE_CHARS = 500
 
 Hex64 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 NodeKey: TypeAlias = Annotated[NodeId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Hash: TypeAlias = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Federation: TypeAlias = Annotated[FederationId, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Label = Annotated[str, Meta(max_length=64)]
-Sentence = Annotated[str, Meta(max_length=500)]
+Sentence = Annotated[str, Meta(max_length=MAX_SENTENCE_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -150,7 +153,7 @@ class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
     """Of the nodes asked to take part in this attempt."""
     sketch_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     probe_hash: Hash | None = None
-    landmark_hashes: Annotated[tuple[Hash, ...], Meta(max_length=65_536)] = ()
+    landmark_hashes: Annotated[tuple[Hash, ...], Meta(max_length=MAX_LANDMARKS)] = ()
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)]
     global_step: Count
     """Inner steps of all earlier rounds; where the learning-rate schedule stands."""
@@ -228,6 +231,15 @@ FromNode: TypeAlias = (
 FromCoordinator: TypeAlias = (
     Welcome | Refused | Leave | Provision | Teardown | RoundOpen | Collect | RoundClose
 )
+
+
+def sentence(text: str) -> str:
+    """``text`` as a ``Sentence`` may carry it: shortened, and without what UTF-8 cannot hold."""
+    whole = text.encode(errors="replace").decode()
+    if len(whole) <= MAX_SENTENCE_CHARS:
+        return whole
+    return whole[: MAX_SENTENCE_CHARS - 3] + "..."
+
 
 # ---- what signatures cover ----
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from lensemble.errors import InvalidTransition, Response
+from lensemble.errors import InvalidTransition, OperatorError, Response
 from lensemble.ids import Digest, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, Step, TimerExpired
 from lensemble_coord.training import quorum
@@ -48,6 +48,10 @@ PHASE_TIMERS = (Timer.OPEN, Timer.GRACE, Timer.COLLECT)
 
 STOPPING_CODES = frozenset({"dp_budget_exceeded"})
 """What a node may say that ends the run: going on without it would spend what it cannot."""
+
+
+MAX_REASONS = 8
+"""Of how many nodes an abort repeats what they said."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -171,10 +175,14 @@ InFlight: TypeAlias = Open | Collecting | Aggregating | Aligning | Committing
 
 
 class RoundsAsked(msgspec.Struct, frozen=True, tag=True):
-    """``rounds`` more rounds are wanted."""
+    """``rounds`` more rounds are wanted, 1 at least; asked during a run they are part of it."""
 
     rounds: int
     patience_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise OperatorError(f"{self.rounds} rounds were asked for", "Ask for 1 or more.")
 
 
 class MemberReady(msgspec.Struct, frozen=True, tag=True):
@@ -413,7 +421,7 @@ def _ask(state: State, event: RoundsAsked) -> Step[State, Action]:
     ground = replace(
         state.ground,
         remaining=state.ground.remaining + event.rounds,
-        patience_s=event.patience_s,
+        patience_s=state.ground.patience_s if event.patience_s is None else event.patience_s,
     )
     match state:
         case Closed() if state.ground.remaining == 0:
@@ -440,7 +448,8 @@ def _welcome(state: State, node: NodeId) -> Step[State, Action]:
         case Open():
             declined = tuple(d for d in joined.declined if d.node != node)
             bound = tuple(b for b in joined.bound if b.node != node)
-            return replace(joined, declined=declined, bound=bound), (AskAlso(node),)
+            after, actions = _consider_collect(replace(joined, declined=declined, bound=bound))
+            return after, (AskAlso(node), *actions)
         case _:
             return joined, ()
 
@@ -466,6 +475,8 @@ def _hear(state: State, event: FromPeer) -> Step[State, Action]:
             f"the coordinator is at round {ground.round} attempt {ground.attempt}"
         )
         return state, (Refuse(event.node, "stale", reason),)
+    if isinstance(event, Declined) and event.node not in ground.here:
+        return state, (Refuse(event.node, "unknown", "this node is not here"),)
     match state:
         case Open():
             return _hear_while_open(state, event)
@@ -485,7 +496,8 @@ def _hear_while_open(state: Open, event: FromPeer) -> Step[State, Action]:
             return _fail_closed(state.ground, event)
         case Declined():
             bound = tuple(b for b in state.bound if b.node != event.node)
-            declined = (*state.declined, Dropped(event.node, event.code, event.reason))
+            others = tuple(d for d in state.declined if d.node != event.node)
+            declined = (*others, Dropped(event.node, event.code, event.reason))
             return _consider_collect(replace(state, bound=bound, declined=declined))
         case _:
             return _misplaced(state, event)
@@ -520,7 +532,8 @@ def _bind(state: Open, event: Committed) -> Step[State, Action]:
     if any(b.node == event.node for b in state.bound):
         return state, (Refuse(event.node, "duplicate", "already bound for this attempt"),)
     binding = Binding(event.node, event.dataset_root, event.signature)
-    bound = replace(state, bound=(*state.bound, binding))
+    declined = tuple(d for d in state.declined if d.node != event.node)
+    bound = replace(state, bound=(*state.bound, binding), declined=declined)
     after, actions = _consider_collect(bound)
     return after, (OfferState(event.node, event.holds_bytes), *actions)
 
@@ -650,7 +663,7 @@ def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action
                 DeriveSum(contributors),
             )
         case quorum.TooFew(reason=reason):
-            gone = "; ".join(f"{d.node[:12]}: {d.reason}" for d in state.dropped)
+            gone = _several(tuple(f"{d.node[:12]}: {d.reason}" for d in state.dropped))
             text = f"{reason} ({gone})" if gone else reason
             return _abort(ground, "fault_tolerance_exceeded", text, Response.RETRY)
         case quorum.NotYet():
@@ -659,7 +672,11 @@ def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action
 
 def _work(state: State, event: FromWork) -> Step[State, Action]:
     ground = state.ground
-    if (event.round, event.attempt) != (ground.round, ground.attempt):
+    ours = (event.round, event.attempt) == (ground.round, ground.attempt)
+    if isinstance(event, Advanced) and not (ours and isinstance(state, Committing)):
+        # The ledger holds a record that this machine did not ask for: to go on would fork it.
+        raise InvalidTransition(state, event)
+    if not ours:
         return state, ()
     match state, event:
         case Aggregating(), SumDerived():
@@ -670,10 +687,10 @@ def _work(state: State, event: FromWork) -> Step[State, Action]:
             return committing, (Commit(state.field_sum, state.contributors),)
         case Committing(), Advanced():
             return _close(state, event.digest)
-        case ((Aggregating() | Aligning() | Committing()), StepFailed()):
-            return _abort(ground, event.code, event.reason, event.response)
         case ((Aborted() | Closed()), _):
             return state, ()
+        case _, StepFailed():
+            return _abort(ground, event.code, event.reason, event.response)
         case _:
             raise InvalidTransition(state, event)
 
@@ -689,21 +706,25 @@ def _close(state: Committing, digest: Digest) -> Step[State, Action]:
         digest=digest,
         remaining=ground.remaining - 1,
         tries=0,
+        stopping="",
+    )
+    finish = FinishRun(
+        completed=not ground.stopping,
+        code="stopped" if ground.stopping else "",
+        reason=ground.stopping,
     )
     if after.remaining == 0:
-        finish = FinishRun(
-            completed=not ground.stopping,
-            code="stopped" if ground.stopping else "",
-            reason=ground.stopping,
-        )
-        return Closed(replace(after, patience_s=None, stopping="")), (announce, finish)
+        return Closed(replace(after, patience_s=None)), (announce, finish)
     opened, actions = _open(after)
+    if ground.stopping:
+        # What remains was asked for after the stop, so it is another run.
+        return opened, (announce, finish, *actions)
     return opened, (announce, *actions)
 
 
 def _expire(state: State, timer: str) -> Step[State, Action]:
     match state, timer:
-        case Open(), Timer.GRACE:
+        case Open(graced=True), Timer.GRACE:
             return _consider_collect(replace(state, hurry=True))
         case Open(), Timer.OPEN:
             after, actions = _consider_collect(replace(state, hurry=True))
@@ -722,21 +743,28 @@ def _expire(state: State, timer: str) -> Step[State, Action]:
 def _open_reason(state: Open) -> str:
     verdict = _open_verdict(state)
     reason = verdict.reason if isinstance(verdict, quorum.NotYet) else ""
-    said = "; ".join(f"{d.node[:12]} declined: {d.reason}" for d in state.declined)
+    said = _several(tuple(f"{d.node[:12]} declined: {d.reason}" for d in state.declined))
     return f"OPEN: {reason}" + (f"; {said}" if said else "")
+
+
+def _several(sentences: tuple[str, ...]) -> str:
+    more = len(sentences) - MAX_REASONS
+    tail = (f"and {more} more",) if more > 0 else ()
+    return "; ".join((*sentences[:MAX_REASONS], *tail))
 
 
 def _stop(state: State, reason: str) -> Step[State, Action]:
     match state:
         case Committing():
             # The commit cannot be taken back once it is under way: the run ends behind it.
-            return replace(state, ground=replace(state.ground, remaining=1, stopping=reason)), ()
+            ground = replace(state.ground, remaining=1, stopping=reason, patience_s=None)
+            return replace(state, ground=ground), ()
         case Closed():
             return state, ()
         case Aborted(retrying=False):
             return state, ()
         case Aborted():
-            ground = replace(state.ground, remaining=0)
+            ground = replace(state.ground, remaining=0, patience_s=None)
             finish = FinishRun(completed=False, code="stopped", reason=reason)
             return replace(state, ground=ground, retrying=False), (
                 CancelTimer(Timer.RETRY),
@@ -747,7 +775,11 @@ def _stop(state: State, reason: str) -> Step[State, Action]:
 
 
 def _abort(ground: Ground, code: str, reason: str, response: Response) -> Step[State, Action]:
-    retrying = response is Response.RETRY and ground.tries < ground.rules.max_attempts
+    retrying = (
+        response is Response.RETRY
+        and ground.tries < ground.rules.max_attempts
+        and not ground.stopping
+    )
     announce = AnnounceAbort(ground.round, ground.attempt, ground.digest, code, reason, retrying)
     cancels = tuple(CancelTimer(timer) for timer in PHASE_TIMERS)
     if retrying:
@@ -761,7 +793,7 @@ def _abort(ground: Ground, code: str, reason: str, response: Response) -> Step[S
             ArmTimer(Timer.RETRY, wait),
         )
     finish = FinishRun(completed=False, code=code, reason=reason)
-    stopped = replace(ground, remaining=0, patience_s=None)
+    stopped = replace(ground, remaining=0, patience_s=None, stopping="")
     return Aborted(stopped, code, reason, retrying=False), (*cancels, announce, finish)
 
 

@@ -1,0 +1,261 @@
+"""What tests of the round machine share: short names for its events, and an audit of every step."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from lensemble.errors import Response
+from lensemble.ids import Digest, NodeId
+from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
+from lensemble_coord.training import outer_round as r
+
+Kind = TypeVar("Kind")
+
+A, B, C, D = (NodeId(letter * 64) for letter in "abcd")
+STRANGER = NodeId("f" * 64)
+PRIOR = Digest("0" * 64)
+SUM = Digest("5" * 64)
+
+RULES = r.Rules(
+    quorum=2,
+    max_attempts=3,
+    open_timeout_s=60.0,
+    open_grace_s=2.0,
+    collect_timeout_s=600.0,
+    retry_backoff_s=1.0,
+    retry_backoff_max_s=3.0,
+    on_commitment_mismatch="abort",
+)
+
+FROZEN = (r.Aggregating, r.Aligning, r.Committing)
+
+
+def root(node: NodeId) -> Digest:
+    return Digest("d" + node[1:])
+
+
+def update_digest(node: NodeId) -> Digest:
+    return Digest("e" + node[1:])
+
+
+def next_digest(round_index: int) -> Digest:
+    return Digest(f"{round_index + 1:064x}")
+
+
+def signature(node: NodeId) -> bytes:
+    return node[:64].encode()
+
+
+def closed(*here: NodeId, **rules: Any) -> r.Closed:
+    return r.Closed(
+        r.Ground(replace(RULES, **rules), round=0, attempt=0, digest=PRIOR, here=tuple(sorted(here)))
+    )
+
+
+def committed(node: NodeId, at: tuple[int, int] = (0, 0), holds: int = 0) -> r.Committed:
+    return r.Committed(node, *at, root(node), signature(node), holds)
+
+
+def declined(
+    node: NodeId, at: tuple[int, int] = (0, 0), code: str = "dataset", reason: str = "no data"
+) -> r.Declined:
+    return r.Declined(node, *at, code, reason)
+
+
+def announced(
+    node: NodeId, at: tuple[int, int] = (0, 0), **other: Any
+) -> r.UpdateAnnounced:
+    said = r.UpdateAnnounced(node, *at, update_digest(node), root(node), signature(node))
+    return replace(said, **other)
+
+
+def arrived(node: NodeId, at: tuple[int, int] = (0, 0), **other: Any) -> r.BlobArrived:
+    return replace(r.BlobArrived(node, *at, update_digest(node), signature(node)), **other)
+
+
+def lost(node: NodeId) -> r.MemberLost:
+    return r.MemberLost(node, "link_lost", "its link is gone")
+
+
+def summed(at: tuple[int, int] = (0, 0)) -> r.SumDerived:
+    return r.SumDerived(*at, SUM)
+
+
+def diagnosed(at: tuple[int, int] = (0, 0)) -> r.Diagnosed:
+    return r.Diagnosed(*at)
+
+
+def advanced(at: tuple[int, int] = (0, 0)) -> r.Advanced:
+    return r.Advanced(*at, next_digest(at[0]))
+
+
+def failed(
+    at: tuple[int, int] = (0, 0), response: Response = Response.RETRY, code: str = "storage"
+) -> r.StepFailed:
+    return r.StepFailed(*at, code, "the disk is full", response)
+
+
+def expired(timer: r.Timer) -> TimerExpired:
+    return TimerExpired(timer)
+
+
+def armed_in(state: r.State) -> set[str]:
+    """The timers that may, and must, run in ``state``."""
+    match state:
+        case r.Open(graced=True):
+            return {r.Timer.OPEN, r.Timer.GRACE}
+        case r.Open():
+            return {r.Timer.OPEN}
+        case r.Collecting():
+            return {r.Timer.COLLECT}
+        case r.Aborted(retrying=True):
+            return {r.Timer.RETRY}
+        case _:
+            return set()
+
+
+def at_rest(state: r.State) -> bool:
+    return isinstance(state, r.Closed) or (isinstance(state, r.Aborted) and not state.retrying)
+
+
+class RoundAudit:
+    """Watches every step of one round machine and fails on the first broken promise."""
+
+    def __init__(self, state: r.State) -> None:
+        self.state = state
+        self.armed: set[str] = set()
+        self.opened: tuple[int, int] | None = None
+        self.last_opened = (-1, -1)
+        self.asked = False
+        self.finished: list[r.FinishRun] = []
+        self.closes: list[r.AnnounceClose] = []
+
+    def step(self, event: r.Event) -> tuple[r.Action, ...]:
+        before = self.state
+        after, actions = r.transition(before, event)
+        self.state = after
+        if isinstance(event, TimerExpired):
+            self.armed.discard(event.timer)
+        if isinstance(event, r.RoundsAsked):
+            self.asked = True
+        for action in actions:
+            self._see(action, before, event)
+        self._check_digest(before, event)
+        self._check_contributors(before)
+        self._check_rest()
+        self._check_waiting()
+        return actions
+
+    def _see(self, action: r.Action, before: r.State, event: r.Event) -> None:
+        ground = self.state.ground
+        match action:
+            case ArmTimer(timer=timer, seconds=seconds):
+                assert seconds >= 0
+                self.armed.add(timer)
+            case CancelTimer(timer=timer):
+                self.armed.discard(timer)
+            case r.OpenRound():
+                at = (action.round, action.attempt)
+                assert self.opened is None, f"{at} opened while {self.opened} is open"
+                assert at > self.last_opened, "an attempt number came twice"
+                assert (action.nodes, action.digest) == (ground.here, ground.digest)
+                self.opened = self.last_opened = at
+            case r.AnnounceClose() | r.AnnounceAbort():
+                assert (action.round, action.attempt) == self.opened
+                assert action.digest == ground.digest
+                self.opened = None
+                if isinstance(action, r.AnnounceClose):
+                    assert isinstance(before, r.Committing)
+                    assert action.contributors == tuple(c.node for c in before.contributors)
+                    self.closes.append(action)
+            case r.DeriveSum() | r.Diagnose() | r.Commit():
+                assert isinstance(self.state, FROZEN)
+                assert action.contributors == self.state.contributors
+                assert len(action.contributors) >= ground.rules.quorum
+                nodes = [c.node for c in action.contributors]
+                assert nodes == sorted(set(nodes))
+            case r.BeginCollect():
+                assert len(action.nodes) >= ground.rules.quorum
+                assert set(action.nodes) <= set(ground.here)
+            case r.FinishRun():
+                assert self.asked, "a run was finished that nobody asked for"
+                stopped_behind_commit = bool(before.ground.stopping) and isinstance(
+                    event, r.Advanced
+                )
+                assert at_rest(self.state) or stopped_behind_commit
+                self.asked = ground.remaining > 0
+                self.finished.append(action)
+            case _:
+                pass
+
+    def _check_digest(self, before: r.State, event: r.Event) -> None:
+        old, new = before.ground, self.state.ground
+        if isinstance(before, r.Committing) and isinstance(event, r.Advanced):
+            assert (new.round, new.attempt, new.digest) == (old.round + 1, 0, event.digest)
+        else:
+            assert (new.round, new.digest) == (old.round, old.digest)
+            assert new.attempt in (old.attempt, old.attempt + 1)
+
+    def _check_contributors(self, before: r.State) -> None:
+        if isinstance(before, FROZEN) and isinstance(self.state, FROZEN):
+            assert self.state.contributors == before.contributors
+
+    def _check_rest(self) -> None:
+        assert self.armed == armed_in(self.state), "timers do not fit the state"
+        assert (self.opened is None) == isinstance(self.state, r.Closed | r.Aborted)
+        assert (self.state.ground.remaining == 0) == at_rest(self.state)
+        assert self.asked != at_rest(self.state)
+
+    def _check_waiting(self) -> None:
+        waiting = r.waiting(self.state)
+        assert waiting.reason
+        assert set(waiting.on) <= set(self.state.ground.here)
+        assert r.public_state(self.state) in r.RoundState
+
+
+class Play(RoundAudit):
+    """A playbook: events in, and what was asked for in return."""
+
+    def __init__(self, *here: NodeId, **rules: Any) -> None:
+        super().__init__(closed(*here, **rules))
+
+    def feed(self, *events: r.Event) -> tuple[r.Action, ...]:
+        """Actions of the last event."""
+        actions: tuple[r.Action, ...] = ()
+        for event in events:
+            actions = self.step(event)
+            line = msgspec.json.encode(self.state)
+            assert msgspec.json.decode(line, type=r.State) == self.state
+        return actions
+
+    def opens(self, rounds: int = 1, patience_s: float | None = None) -> "Play":
+        self.feed(r.RoundsAsked(rounds, patience_s))
+        return self
+
+    def collects(self, *nodes: NodeId, at: tuple[int, int] = (0, 0)) -> "Play":
+        self.feed(*(committed(node, at) for node in nodes))
+        if isinstance(self.state, r.Open):
+            self.feed(expired(r.Timer.GRACE))
+        assert isinstance(self.state, r.Collecting)
+        return self
+
+    def sends(self, *nodes: NodeId, at: tuple[int, int] = (0, 0)) -> tuple[r.Action, ...]:
+        actions: tuple[r.Action, ...] = ()
+        for node in nodes:
+            actions = self.feed(announced(node, at), arrived(node, at))
+        return actions
+
+    def commits(self, at: tuple[int, int] = (0, 0)) -> tuple[r.Action, ...]:
+        return self.feed(summed(at), diagnosed(at), advanced(at))
+
+
+def only(actions: Sequence[r.Action], kind: type[Kind]) -> Kind:
+    """The one action of ``kind``."""
+    (found,) = (action for action in actions if isinstance(action, kind))
+    return found
+
+
+def kinds(actions: Sequence[r.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
