@@ -112,10 +112,8 @@ async def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, Non
             while request.watch:
                 await trio.sleep(request.interval_s)
                 yield STATUS
-        case requests.Run(rounds=666):
-            raise OperatorError(
-                "a run of 5 rounds goes on", "Watch it: `lensemblectl run --attach`."
-            )
+        case requests.Run(rounds=666) | requests.Round(index=9):
+            raise REFUSALS[type(request)]
         case requests.Run() | requests.Attach():
             async for reply in _run(request):
                 yield reply
