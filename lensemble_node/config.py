@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -72,16 +72,16 @@ class ListenSection(Heartbeats):
 
 
 class DataSection(Section):
-    """The private trajectories. They are read here and by this node's worker, nowhere else."""
+    """The private trajectories; only this node's worker reads them."""
 
-    path: ConfigPath = Field(Path("data"), description="A dataset file, or a directory of them.")
-    format: Literal["auto", "robomimic", "minari", "stable_worldmodel"] = Field(
-        "auto", description='Layout of the HDF5 files; "auto" finds out.'
+    path: ConfigPath = Field(
+        Path("data.hdf5"),
+        description="An HDF5 file of episodes, in the layout of robomimic, Minari or flat columns.",
     )
     observation_keys: Names = Field(
         (),
         description=(
-            "Observation columns, concatenated in this order; empty: the columns of the layout."
+            "Observation columns, concatenated in this order; empty: every float vector, by name."
         ),
     )
     embodiment: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{0,64}$")] = Field(

@@ -166,11 +166,12 @@ class WorkerStatus(_Fact, frozen=True, kw_only=True):
 
 class DatasetStatus(_Fact, frozen=True, kw_only=True):
     path: str
-    format: str = ""
     root: str = ""
     """Merkle root, 64 hex digits; empty until the worker has read the data."""
     episodes: int = 0
     steps: int = 0
+    observation_dim: int = 0
+    action_dim: int = 0
     embodiment: str = ""
 
 

@@ -42,7 +42,7 @@ def test_the_loopback_file_loads() -> None:
         ({"listen": {"reconnect_backoff_s": 60.0}}, "reconnect_backoff_max_s"),
         ({"worker": {"restart_backoff_s": 60.0}}, "restart_backoff_max_s"),
         ({"worker": {"niceness": -1}}, "worker.niceness = -1"),
-        ({"data": {"format": "csv"}}, "data.format"),
+        ({"data": {"pth": "x"}}, "did you mean `path`?"),
         ({"expected_config_hash": "zz"}, "expected_config_hash"),
     ],
 )
