@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
@@ -353,8 +353,8 @@ def write_flat(
     return open_checkpoint(root / digest)
 
 
-def sweep_orphans(root: Path, keep: set[Digest]) -> tuple[str, ...]:
-    """Remove everything under ``root`` that is not a checkpoint in ``keep``; returns its names.
+def sweep_orphans(root: Path, keep: Container[str]) -> tuple[str, ...]:
+    """Remove everything under ``root`` that is not named in ``keep``; returns its names.
 
     Raises:
         StorageError: the file system refuses.

@@ -54,7 +54,7 @@ class Ledger:
 
     def __init__(self, path: Path, *, now: Callable[[], str] = utc_now) -> None:
         self.path = path
-        self._now = now
+        self.now = now
         self._tables = SealedTables(path, create=False)
         try:
             self._read_meta()
@@ -137,7 +137,7 @@ class Ledger:
                     "round": record.round,
                     "attempt": record.attempt,
                     "run": run,
-                    "committed_at": self._now(),
+                    "committed_at": self.now(),
                     "record": records.canonical(record).decode(),
                     "record_hash": digest,
                 },
@@ -249,7 +249,7 @@ class Ledger:
                 "state": "open",
                 "code": "",
                 "reason": "",
-                "opened_at": self._now(),
+                "opened_at": self.now(),
                 "closed_at": "",
             },
         )
@@ -263,7 +263,7 @@ class Ledger:
             if row is None:
                 raise LedgerIntegrityError(f"attempt {attempt} of round {round_index} never began")
             if row["state"] == "open":
-                ended = {"state": state, "code": code, "reason": reason, "closed_at": self._now()}
+                ended = {"state": state, "code": code, "reason": reason, "closed_at": self.now()}
                 self._tables.put("attempts", {**row, **ended})
 
     def next_attempt(self, round_index: int) -> int:
@@ -302,7 +302,7 @@ class Ledger:
                 "code": "",
                 "reason": "",
                 "manifest_digest": manifest_digest,
-                "started_at": self._now(),
+                "started_at": self.now(),
                 "ended_at": "",
             },
         )
@@ -313,7 +313,7 @@ class Ledger:
             row = self._tables.row("runs", run)
             if row is None:
                 raise LedgerIntegrityError(f"run {run} never began")
-            ended = {"state": state, "code": code, "reason": reason, "ended_at": self._now()}
+            ended = {"state": state, "code": code, "reason": reason, "ended_at": self.now()}
             self._tables.put("runs", {**row, **ended})
 
     def unfinished_run(self) -> Run | None:
@@ -340,7 +340,7 @@ class Ledger:
         with self._tables.transaction():
             if invite and not self._use(invite, node):
                 return False
-            now = self._now()
+            now = self.now()
             known = self._tables.row("roster", node)
             first: dict[str, Value] = {"first_seen": now, "admitted_by": by}
             if known is not None:
@@ -393,7 +393,7 @@ class Ledger:
                     raise LedgerIntegrityError(
                         f"an event of {len(text)} bytes is over {MAX_EVENT_BYTES}"
                     )
-                self._tables.insert("events", {"seq": seq, "at": self._now(), "event": text})
+                self._tables.insert("events", {"seq": seq, "at": self.now(), "event": text})
             last = before + len(events)
             if last % _TRIM_EVENTS < len(events):
                 self._tables.delete("events", "WHERE seq <= ?", (last - MAX_EVENTS,))

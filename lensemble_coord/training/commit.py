@@ -1,0 +1,226 @@
+"""From a revealed sum to the next global state, durable and checked before it is named.
+
+The order is what makes it safe::
+
+    sum on disk -> next parameters and momentum on disk, read again -> one ledger record, which
+    is the commit -> what need not be kept is retired in the ledger, then deleted
+
+A crash before the record leaves orphans, which ``sweep`` removes; a crash after it loses nothing.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from lensemble.checkpoint import (
+    CheckpointWriter,
+    Lineage,
+    open_checkpoint,
+    sweep_orphans,
+)
+from lensemble.errors import CheckpointIntegrityError
+from lensemble.files import PIECE_BYTES
+from lensemble.ids import Digest
+from lensemble.params import ParameterDigest, ParamLayout
+from lensemble.workload import Workload
+from lensemble_coord.training.aggregate import SUM_SUFFIX, SumDigest, sum_pieces
+from lensemble_coord.training.directory import StateDirectory
+from lensemble_coord.training.ledger import Ledger
+from lensemble_coord.training.outer_optimizer import OuterStep, step_terms
+from lensemble_coord.training.record import GENESIS_ROUND
+from lensemble_coord.training.rows import ArtifactKind
+
+KINDS: tuple[ArtifactKind, ...] = ("weights", "momentum", "sum")
+
+
+class StepInputs(msgspec.Struct, frozen=True):
+    """Everything the outer step of one round depends on; no momentum means zeros."""
+
+    round_index: int
+    prior_digest: Digest
+    prior_momentum_digest: Digest | None
+    field_sum_digest: Digest
+    contributors: int
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A step whose results are durable and not committed yet."""
+
+    next_digest: Digest
+    momentum_digest: Digest
+
+
+def zeros(nbytes: int) -> Iterator[memoryview]:
+    """The momentum before the first round, in pieces."""
+    piece = memoryview(bytes(min(nbytes, PIECE_BYTES)))
+    for start in range(0, nbytes, PIECE_BYTES):
+        yield piece[: nbytes - start]
+
+
+def apply_outer_step(
+    directory: StateDirectory, workload: Workload, layout: ParamLayout, inputs: StepInputs
+) -> Prepared:
+    """Take the outer step and write its results as checkpoints; the global state does not move.
+
+    Every input is hashed as it is used and every result is read again from the disk.
+
+    Raises:
+        CheckpointIntegrityError: an input or a result does not have its digest.
+        AggregationError: nobody contributed, or the result is not finite.
+        StorageError: the file system refuses.
+    """
+    prior = open_checkpoint(directory.checkpoint(inputs.prior_digest))
+    velocity: Iterable[memoryview] = zeros(layout.nbytes)
+    if inputs.prior_momentum_digest is not None:
+        velocity = open_checkpoint(directory.momentum_of(inputs.prior_momentum_digest)).pieces()
+    step = OuterStep(step_terms(workload, inputs.contributors))
+    sums = sum_pieces(directory.sum(inputs.field_sum_digest), layout)
+    read = _Inputs(layout)
+    weights_of = Lineage("weights", inputs.round_index, workload.digest, inputs.prior_digest)
+    momentum_of = Lineage(
+        "momentum", inputs.round_index, workload.digest, inputs.prior_momentum_digest
+    )
+    with (
+        CheckpointWriter(directory.checkpoints, layout, weights_of) as weights,
+        CheckpointWriter(directory.momentum, layout, momentum_of) as momentum,
+    ):
+        offset = 0
+        for parameters, before, words in zip(prior.pieces(), velocity, sums, strict=True):
+            read.update(parameters, before, words)
+            w = np.frombuffer(parameters, dtype=np.float32).copy()
+            v = np.frombuffer(before, dtype=np.float32).copy()
+            step.apply(w, v, np.frombuffer(words, dtype=np.uint32))
+            weights.write(offset, w.data.cast("B"))
+            momentum.write(offset, v.data.cast("B"))
+            offset += len(words)
+        read.require(inputs)
+        prepared = Prepared(weights.commit(), momentum.commit())
+    open_checkpoint(directory.checkpoint(prepared.next_digest)).verify()
+    open_checkpoint(directory.momentum_of(prepared.momentum_digest)).verify()
+    return prepared
+
+
+class _Inputs:
+    """Running digests of the three vectors that go into a step."""
+
+    def __init__(self, layout: ParamLayout) -> None:
+        self._prior = ParameterDigest(layout)
+        self._momentum = ParameterDigest(layout)
+        self._sum = SumDigest(layout)
+
+    def update(self, prior: memoryview, momentum: memoryview, words: memoryview) -> None:
+        self._prior.update(prior)
+        self._momentum.update(momentum)
+        self._sum.update(words)
+
+    def require(self, inputs: StepInputs) -> None:
+        momentum = self._momentum.hexdigest()
+        for name, found, due in (
+            ("prior parameters", self._prior.hexdigest(), inputs.prior_digest),
+            ("prior momentum", momentum, inputs.prior_momentum_digest or momentum),
+            ("field sum", self._sum.hexdigest(), inputs.field_sum_digest),
+        ):
+            if found != due:
+                raise CheckpointIntegrityError(
+                    f"the {name} of round {inputs.round_index} have the digest {found} on disk, "
+                    f"not {due}"
+                )
+
+
+# ---- what is kept ----
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """Rounds, counted back from the newest; ``keep_every`` 0 keeps no older checkpoint for good."""
+
+    keep_last: int
+    keep_every: int
+    verify_keep_rounds: int
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Rounds of which each kind of artifact stays."""
+
+    weights: frozenset[int]
+    momentum: frozenset[int]
+    sums: frozenset[int]
+
+
+def kept_rounds(newest: int, retention: Retention, restorable: Collection[int]) -> Kept:
+    """What to keep when ``newest`` is the last committed round.
+
+    The outer steps of the last ``verify_keep_rounds`` rounds are recomputed from one older state,
+    the base, and the sums since; so a base is kept with its momentum, and the sums after it.  The
+    base is one of ``restorable``, the rounds whose parameters and momentum are both there.
+    """
+    before = newest - retention.verify_keep_rounds
+    base = max((each for each in restorable if each <= before), default=min(restorable))
+    every = retention.keep_every or max(retention.verify_keep_rounds, 1)
+    later_bases = {each for each in restorable if each >= base and each % every == 0}
+    states = {base, *later_bases, *range(newest - retention.keep_last + 1, newest + 1)}
+    forever = range(0, newest + 1, retention.keep_every) if retention.keep_every else ()
+    return Kept(
+        weights=frozenset(states | set(forever)),
+        momentum=frozenset(states),
+        sums=frozenset(range(base + 1, newest + 1)),
+    )
+
+
+def retire(directory: StateDirectory, ledger: Ledger, retention: Retention) -> int:
+    """Retire and delete what ``retention`` does not keep; returns the number of artifacts.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
+    present = {kind: ledger.present(kind) for kind in KINDS}
+    restorable = [
+        each for each in present["weights"] if each in {GENESIS_ROUND, *present["momentum"]}
+    ]
+    kept = kept_rounds(ledger.tail().round, retention, restorable)
+    stays = {"weights": kept.weights, "momentum": kept.momentum, "sum": kept.sums}
+    count = 0
+    for kind in KINDS:
+        gone = [each for each in present[kind] if each not in stays[kind]]
+        if gone:
+            ledger.retire(kind, gone)
+            count += len(gone)
+    if count:
+        sweep(directory, ledger)
+    return count
+
+
+def _named(directory: StateDirectory, ledger: Ledger) -> Iterator[tuple[Path, set[str]]]:
+    """Each directory that the ledger accounts for, with the names in it that it holds."""
+    yield directory.checkpoints, set(ledger.present("weights").values())
+    yield directory.momentum, set(ledger.present("momentum").values())
+    yield directory.manifests, {directory.manifest(each.run).name for each in ledger.runs()}
+    yield directory.sums, {digest + SUM_SUFFIX for digest in ledger.present("sum").values()}
+
+
+def orphans(directory: StateDirectory, ledger: Ledger) -> tuple[str, ...]:
+    """Names under the state directory that the ledger does not name, relative to its root."""
+    found = []
+    for place, keep in _named(directory, ledger):
+        if place.is_dir():
+            found += [
+                f"{place.name}/{entry.name}"
+                for entry in sorted(place.iterdir())
+                if entry.name not in keep
+            ]
+    return tuple(found)
+
+
+def sweep(directory: StateDirectory, ledger: Ledger) -> tuple[str, ...]:
+    """Remove what a crash left and the ledger does not name; returns the names.
+
+    Nothing may be under way in the directory: no spool open, no step being taken.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
+    removed = []
+    for place, keep in _named(directory, ledger):
+        removed += [f"{place.name}/{name}" for name in sweep_orphans(place, keep)]
+    return tuple(removed)
