@@ -25,7 +25,6 @@ from lensemble_node.worker.training.storage import write_atomically
 __all__ = ["DataSource", "Dataset", "Trajectory", "Windows", "open_dataset"]
 
 RESIDENT_BYTES = 256 << 20
-"""Up to this size, observations and actions as float32 are held in memory."""
 CACHE_NAME = "dataset.json"
 _OBSERVATION, _NEXT, _ACTION = "observation", "next_observation", "action"
 
@@ -43,7 +42,7 @@ class Trajectory:
 class Dataset:
     """Episodes of one file.  ``lengths`` counts transitions, so an episode has one more state."""
 
-    def __init__(self, source: DataSource) -> None:
+    def __init__(self, source: DataSource, resident_bytes: int) -> None:
         self.source = source
         self._file = hdf5.open_file(source.path)
         self.layout = hdf5.detect(self._file)
@@ -55,7 +54,7 @@ class Dataset:
         self.lengths = [self._length(index) for index in range(len(self._episodes))]
         self._resident: list[Trajectory] | None = None
         states = self.steps + len(self.lengths)
-        if 4 * (states * self.observation_dim + self.steps * self.action_dim) <= RESIDENT_BYTES:
+        if 4 * (states * self.observation_dim + self.steps * self.action_dim) <= resident_bytes:
             self._resident = [self._load(index) for index in range(len(self._episodes))]
 
     def __enter__(self) -> Self:
@@ -294,14 +293,18 @@ class Windows:
         return np.stack([c.observations for c in cuts]), np.stack([c.actions for c in cuts])
 
 
-def open_dataset(source: DataSource) -> Dataset:
-    """The data at ``source``, its structure checked and, when small, every value too.
+def open_dataset(source: DataSource, resident_bytes: int = RESIDENT_BYTES) -> Dataset:
+    """The data at ``source``, its structure checked and, when held in memory, every value too.
+
+    Args:
+        source: the file and what to take from it.
+        resident_bytes: up to this size of observations and actions, they are held in memory.
 
     Raises:
         DatasetError: names file, episode, column and row of what is wrong.
     """
     try:
-        return Dataset(source)
+        return Dataset(source, resident_bytes)
     except KeyError as error:
         raise DatasetError(f"{source.path} is damaged: {error}", "Copy it again.") from error
 

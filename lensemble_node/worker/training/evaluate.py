@@ -1,0 +1,236 @@
+"""Score parameters on held-out trajectories, each embodiment with a fresh action head.
+
+Fair-head protocol: encoder and predictor frozen, a new head is fitted for a fixed number of steps
+on an embodiment's training file, then scored on its held-out file.  Figures, lower better for the
+first two, and both are 1 for predicting no change:
+
+``latent``: one-step error of the latent over that of predicting no change.
+``state5``: five steps open loop, decoded to the observed state, over predicting no change there; it
+cannot be gamed by a shrinking latent.  The decoder is fitted offline on the training files.
+``linear_r2``: observed state from the latent by least squares, on held-out data.
+``std``: square root of the mean latent variance.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lensemble.errors import EvaluationError
+from lensemble.params import FlatParameters
+from lensemble.seeds import derive
+from lensemble.workload import Workload
+from lensemble_node.worker.training.arguments import (
+    THREADS,
+    read_parameters,
+    read_workload,
+    world_task,
+)
+from lensemble_node.worker.training.dataset import Dataset, open_dataset
+from lensemble_node.worker.training.inner_loop import batch_numbers
+from lensemble_node.worker.training.model import ActionHead, WorldModel
+from lensemble_node.worker.training.source import DataSource
+
+HEAD_STEPS = 150
+HEAD_RATE = 5e-3
+HEAD_BATCH = 128
+ROLLOUT = 5
+FEATURES = 384
+_RIDGE = 1e-4
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """See the module; ``mean`` averages over embodiments."""
+
+    latent: float
+    state5: float
+    linear_r2: float
+    std: float
+
+    @staticmethod
+    def mean(scores: Sequence["Scores"]) -> "Scores":
+        rows = np.array([list(asdict(s).values()) for s in scores])
+        return Scores(*rows.mean(axis=0).tolist())
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All windows of a file: observations (n, span + 1, d) and actions (n, span, a)."""
+
+    observations: torch.Tensor
+    actions: torch.Tensor
+
+    @staticmethod
+    def of(dataset: Dataset, span: int) -> "Runs":
+        windows = dataset.windows(span)
+        observations, actions = windows.gather(np.arange(windows.count, dtype=np.int64))
+        return Runs(torch.from_numpy(observations), torch.from_numpy(actions))
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One embodiment: windows to fit its head on, and longer ones to score."""
+
+    name: str
+    train: Runs
+    heldout: Runs
+
+    @staticmethod
+    def read(train: Path, heldout: Path, workload: Workload) -> "Domain":
+        """Both files of one embodiment.
+
+        Raises:
+            DatasetError: data that cannot be used, or does not fit the workload.
+            EvaluationError: the two files differ in their actions.
+        """
+        task = world_task(workload)
+        with (
+            open_dataset(DataSource(train)) as fit,
+            open_dataset(DataSource(heldout)) as score,
+        ):
+            for data in (fit, score):
+                data.expect(task.observation_dim)
+            if fit.action_dim != score.action_dim:
+                raise EvaluationError(
+                    f"{train} has {fit.action_dim} action columns, {heldout} {score.action_dim}"
+                )
+            span = task.history - 1 + ROLLOUT
+            return Domain(heldout.stem, Runs.of(fit, task.history), Runs.of(score, span))
+
+
+class Decoder:
+    """Latent to state by ridge regression, linear or on random rectified features."""
+
+    def __init__(self, latents: Floats, states: Floats, features: int, seed: int) -> None:
+        self._mean = latents.mean(axis=0)
+        self._scale = latents.std(axis=0) + 1e-6
+        draw = np.random.Generator(np.random.Philox(seed))
+        self._project = draw.standard_normal((latents.shape[1], features)).astype(np.float32)
+        self._shift = draw.uniform(-2, 2, features).astype(np.float32)
+        basis = self._basis(latents).astype(np.float64)
+        gram = basis.T @ basis + _RIDGE * len(basis) * np.eye(basis.shape[1])
+        self._weights = np.linalg.solve(gram, basis.T @ states).astype(np.float32)
+
+    def _basis(self, latents: Floats) -> Floats:
+        unit = (latents - self._mean) / self._scale
+        bent = np.maximum(unit @ self._project + self._shift, 0)
+        return np.concatenate([np.ones((len(unit), 1), np.float32), unit, bent], axis=1)
+
+    def __call__(self, latents: Floats) -> Floats:
+        """States (n, observation_dim) of latents (n, latent_dim)."""
+        return self._basis(latents) @ self._weights
+
+
+class Evaluator:
+    """Scores parameters of one workload on the same domains."""
+
+    def __init__(self, workload: Workload, domains: Sequence[Domain]) -> None:
+        self._workload = workload
+        self._task = world_task(workload)
+        self._domains = domains
+        self._model = WorldModel(self._task)
+
+    def score(self, parameters: FlatParameters) -> list[Scores]:
+        """The scores of ``parameters`` (float32, shape ``(layout.size,)``), one a domain.
+
+        Raises:
+            EvaluationError: parameters that are not finite.
+        """
+        if not np.isfinite(parameters).all():
+            raise EvaluationError("the parameters are not finite; there is nothing to score")
+        self._model.load(parameters)
+        with torch.no_grad():
+            fit = [self._model.encode(d.train.observations) for d in self._domains]
+        latents = np.concatenate([z[:, 0].numpy() for z in fit])
+        states = np.concatenate([d.train.observations[:, 0].numpy() for d in self._domains])
+        seed = derive(self._workload.root_seed, "evaluate:decoder")
+        probes = [Decoder(latents, states, count, seed) for count in (FEATURES, 0)]
+        return [
+            self._score(domain, self._head(domain, z), probes)
+            for domain, z in zip(self._domains, fit, strict=True)
+        ]
+
+    def _head(self, domain: Domain, latents: torch.Tensor) -> ActionHead:
+        seed = derive(self._workload.root_seed, f"evaluate:{domain.name}")
+        head = ActionHead(self._task, domain.train.actions.shape[-1], seed)
+        optimizer = torch.optim.AdamW([head.flat], lr=HEAD_RATE, foreach=False)
+        for step in range(HEAD_STEPS):
+            numbers = torch.from_numpy(batch_numbers(seed, step, len(latents), HEAD_BATCH))
+            some = latents[numbers]
+            # In place: the head's parameters and gradients are views of this one vector.
+            optimizer.zero_grad(set_to_none=False)
+            after = self._model.predict(some[:, :-1], head(domain.train.actions[numbers]))
+            torch.autograd.backward((after - some[:, -1]).square().mean(), inputs=_leaves(head))
+            optimizer.step()
+        return head
+
+    @torch.no_grad()
+    def _score(self, domain: Domain, head: ActionHead, probes: list[Decoder]) -> Scores:
+        runs, history = domain.heldout, self._task.history
+        latents = self._model.encode(runs.observations)
+        actions = head(runs.actions)
+        path = latents[:, :history]
+        for step in range(ROLLOUT):
+            after = self._model.predict(path[:, step:], actions[:, step : step + history])
+            path = torch.cat([path, after.unsqueeze(1)], dim=1)
+        now, target = latents[:, history - 1], latents[:, history]
+        decode, linear = probes
+        last = runs.observations[:, -1].numpy()
+        states = runs.observations[:, history - 1].numpy()
+        return Scores(
+            latent=_ratio(path[:, history].numpy(), target.numpy(), now.numpy()),
+            state5=_ratio(decode(path[:, -1].numpy()), last, states),
+            linear_r2=1.0 - _ratio(linear(now.numpy()), states, states.mean(axis=0)),
+            std=float(np.sqrt(now.numpy().var(axis=0).mean())),
+        )
+
+
+def _leaves(head: ActionHead) -> list[torch.Tensor]:
+    return list(head.parameters())
+
+
+def _ratio(guess: Floats, truth: Floats, nothing: Floats) -> float:
+    """Squared error of ``guess`` over that of ``nothing``."""
+    return float(np.square(guess - truth).sum() / np.square(nothing - truth).sum())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lensemble_node.worker.training.evaluate", description=__doc__
+    )
+    parser.add_argument("--workload", type=Path, required=True, help="TOML or canonical JSON")
+    parser.add_argument("--train", type=Path, action="append", required=True)
+    parser.add_argument("--heldout", type=Path, action="append", required=True)
+    parser.add_argument("--parameters", type=Path, nargs="+", required=True)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    if len(given.train) != len(given.heldout):
+        parser.error("give as many --train as --heldout, in the same order")
+    torch.set_num_threads(THREADS)
+    workload = read_workload(given.workload)
+    pairs = zip(given.train, given.heldout, strict=True)
+    evaluator = Evaluator(workload, [Domain.read(*pair, workload) for pair in pairs])
+    answers = []
+    for path in given.parameters:
+        scores = evaluator.score(read_parameters(path, workload))
+        answers.append({"parameters": str(path), "mix": asdict(Scores.mean(scores))})
+        answers[-1]["domains"] = {
+            heldout.stem: asdict(s) for heldout, s in zip(given.heldout, scores, strict=True)
+        }
+    if given.json:
+        print(json.dumps(answers))  # noqa: T201  # this command's answer
+        return
+    for answer in answers:
+        print(answer["parameters"], answer["mix"])  # noqa: T201  # this command's answer
+
+
+if __name__ == "__main__":
+    main()
