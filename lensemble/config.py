@@ -100,24 +100,25 @@ def commented(model: type[BaseModel], title: str, given: Mapping[str, Any] | Non
 
     Keys in ``given`` (nested as the tables are) are written uncommented with the value given.
     """
-    out = [_wrapped(title), ""]
+    out = [_wrapped(title)]
     given = given or {}
     fields = model.model_fields
     for name, field in fields.items():
-        if _table_of(field) is None:
-            out += [*_entry(name, field, given), ""]
+        if _written_as(field) is None:
+            out += _entry(name, field, given)
+    out.append("")
     for name, field in fields.items():
-        table = _table_of(field)
+        table = _written_as(field)
         if table is None:
             continue
         own = table.__annotations__  # before what it inherits
         out.append(f"[{name}]")
         if table.__doc__:
-            out.append(_wrapped(" ".join(table.__doc__.split())))
-        out.append("")
+            out.append(_wrapped(" ".join(table.__doc__.replace("``", "`").split())))
         for key, inner in sorted(table.model_fields.items(), key=lambda pair: pair[0] not in own):
-            out += [*_entry(key, inner, given.get(name, {})), ""]
-    return "\n".join(out).rstrip("\n") + "\n"
+            out += _entry(key, inner, {**_choice(field), **given.get(name, {})})
+        out.append("")
+    return "\n".join(out).rstrip("\n").replace("\n\n\n", "\n\n") + "\n"
 
 
 def _read(path: Path) -> str:
@@ -159,6 +160,20 @@ def _with_every_table(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[s
 def _table_of(field: FieldInfo) -> type[BaseModel] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _written_as(field: FieldInfo) -> type[BaseModel] | None:
+    """The table to write out: where several are possible, that of the default."""
+    default = field.get_default(call_default_factory=True)
+    return _table_of(field) or (type(default) if isinstance(default, BaseModel) else None)
+
+
+def _choice(field: FieldInfo) -> dict[str, Any]:
+    """The key that says which of several tables this is: it cannot be left to its default."""
+    if not isinstance(field.discriminator, str):
+        return {}
+    default = field.get_default(call_default_factory=True)
+    return {field.discriminator: getattr(default, field.discriminator)}
 
 
 # ---- what went wrong ----
@@ -268,7 +283,7 @@ def _shown(value: object) -> str:
 
 
 def _entry(name: str, field: FieldInfo, given: Mapping[str, Any]) -> list[str]:
-    lines = [_wrapped(field.description)] if field.description else []
+    lines = ["", _wrapped(field.description)] if field.description else []
     if name in given:
         return [*lines, f"{name} = {_toml(given[name])}"]
     return [*lines, f"#{name} = {_toml(field.get_default(call_default_factory=True))}"]

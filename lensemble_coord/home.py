@@ -1,0 +1,70 @@
+"""Makes a coordinator's directory; run by ``lensemblectl init coord``, which shows what it says."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lensemble import home
+from lensemble.config import commented, load, validate
+from lensemble.errors import LensembleError
+from lensemble.workload import Workload
+from lensemble_coord.config import TITLE, CoordinatorConfig
+
+EXIT_USAGE = 2
+CONFIG_NAME = "coord.toml"
+WORKLOAD_NAME = "workload.toml"
+WORKLOAD_TITLE = (
+    "The workload: what is trained, and every term the participants must share. The ledger of a "
+    "federation begins with it, so change it before the first start of the coordinator."
+)
+
+
+def create(directory: Path, name: str, workload: Path | None) -> dict[str, str]:
+    """Lay out ``directory``; without ``workload`` the default one is written into it.
+
+    Returns:
+        What was made: directory, config, workload, node, socket.
+
+    Raises:
+        ConfigError: the directory has a configuration, or the name or the workload is not valid.
+        StorageError: it cannot be written.
+    """
+    given: dict[str, Any] = {"name": name}
+    texts: dict[str, str] = {}
+    if workload is None:
+        texts[WORKLOAD_NAME] = commented(Workload, WORKLOAD_TITLE)
+    else:
+        load(workload, Workload)
+        given["workload"] = str(workload.absolute())
+    config = validate(given, CoordinatorConfig, path=directory / CONFIG_NAME)
+    texts[CONFIG_NAME] = commented(CoordinatorConfig, TITLE, given)
+    who = home.lay_out(directory, texts)
+    return {
+        "directory": str(directory),
+        "config": str(directory / CONFIG_NAME),
+        "workload": str(config.workload),
+        "node": who.node,
+        "socket": str(config.socket_path),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--workload", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        made = create(options.directory, options.name, options.workload)
+    except LensembleError as error:
+        sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
+        return EXIT_USAGE
+    sys.stdout.write(json.dumps(made) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
