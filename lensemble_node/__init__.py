@@ -1,0 +1,7 @@
+"""The node: a daemon that holds no tensor, and the worker process it drives.
+
+Three pure machines decide: ``participation`` (dial, join, serve a session), within it ``attempt``
+(one attempt of a round), and ``provision`` (the pair of edges).  ``participant``, ``provisioner``
+perform what the machines ask for; ``supervisor`` owns the worker process, which speaks the lines of
+``signals`` and finds payload in the slots of the arena only.
+"""

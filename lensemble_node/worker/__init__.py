@@ -1,0 +1,1 @@
+"""The worker process: blocking, single-threaded, driven by lines on its stdin."""

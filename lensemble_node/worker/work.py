@@ -1,0 +1,372 @@
+"""The loop of a worker: one command at a time, and between two steps of long work whatever is due.
+
+Slot signals, attaching, binding and abandoning are answered at once, in the middle of training or
+sending too; anything else waits its turn.
+"""
+
+from collections import deque
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import ValidationError
+
+from lensemble import blob
+from lensemble.edge.arena import Arena
+from lensemble.errors import ArtifactError, ContractViolation, LensembleError, WorkerFault
+from lensemble.ids import Digest, FederationId
+from lensemble.params import ParamLayout
+from lensemble.version import BUILD
+from lensemble.workload import NoopTask, Workload, layout
+from lensemble_node import signals
+from lensemble_node.worker.download import Inbound
+from lensemble_node.worker.pace import Pace
+from lensemble_node.worker.port import Port
+from lensemble_node.worker.rings import Ring, Rings
+from lensemble_node.worker.state_store import StateStore
+from lensemble_node.worker.training.local_round import Release, Trainer
+from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.stops import Stopped
+
+MAX_BACKLOG = 64
+_PIECE_BYTES = 1 << 20
+
+_Phase: TypeAlias = Literal["fetching", "training", "sending"]
+Job: TypeAlias = signals.Train | signals.Send | signals.Close | signals.Stop
+
+
+class _Halted(Exception):
+    """The work in hand was abandoned, or its edge is gone."""
+
+
+class Desk:
+    """Everything a configured worker works with."""
+
+    def __init__(self, configure: signals.Configure) -> None:
+        try:
+            workload = Workload.model_validate_json(configure.workload)
+        except ValidationError as error:
+            raise ContractViolation(f"not a workload of this build: {error}") from error
+        state_dir = Path(configure.state_dir)
+        self.federation = FederationId(configure.federation)
+        self.layout: ParamLayout = layout(workload)
+        self.steps = workload.inner.steps
+        self.trainer = Trainer(
+            workload,
+            None if isinstance(workload.task, NoopTask) else _source(configure),
+            state_dir,
+            configure.node,
+            configure.threads,
+        )
+        self.states = StateStore(state_dir / "global", self.layout)
+        self.inbound = Inbound(self.states, configure.federation, self.layout)
+
+
+def _source(configure: signals.Configure) -> DataSource | None:
+    if not configure.path:
+        return None
+    return DataSource(Path(configure.path), configure.observation_keys, configure.embodiment)
+
+
+class Worker:
+    """Obeys ``port`` with the slots of ``arena`` until told to stop."""
+
+    def __init__(self, port: Port, arena: Arena) -> None:
+        self._port = port
+        self._rings = Rings(arena)
+        self._backlog: deque[Job] = deque()
+        self._desk: Desk | None = None
+        self._release: tuple[int, Release, Digest] | None = None
+        self._fetched = Pace()
+        self._refused: set[int] = set()
+        # The (round, attempt) of the work in hand, and whether to give it up.
+        self._at: tuple[int, int] | None = None
+        self._halt = False
+
+    def run(self) -> None:
+        """Work until ``Stop``.
+
+        Raises:
+            DaemonGone: the pipes are closed.
+            WorkerFault: something came that is not the protocol.
+        """
+        while True:
+            job = self._backlog.popleft() if self._backlog else self._take(self._port.wait())
+            match job:
+                case None:
+                    continue
+                case signals.Stop():
+                    return
+                case _:
+                    self._carry_out(job)
+
+    # ---- commands ----
+
+    def _take(self, command: signals.Command) -> Job | None:
+        """Do what is done at once; what is not is handed back."""
+        match command:
+            case signals.Train() | signals.Send() | signals.Close() | signals.Stop():
+                return command
+            case signals.Configure():
+                self._configure(command)
+            case signals.Bind():
+                self._bind(command)
+            case signals.Abandon():
+                self._abandon(command)
+            case _:
+                self._serve_edge(command)
+        return None
+
+    def _serve_edge(
+        self, command: signals.Attach | signals.Detach | signals.Ready | signals.Released
+    ) -> None:
+        match command:
+            case signals.Attach():
+                self._rings.attach(command)
+                self._port.say(signals.Attached(edge=command.edge))
+            case signals.Detach(edge=edge):
+                self._detach(edge)
+            case signals.Ready():
+                self._read(command)
+            case signals.Released():
+                self._released(command)
+
+    def _look(self) -> None:
+        """Take what has come meanwhile; called between two steps of long work."""
+        while (command := self._port.look()) is not None:
+            self._queue(command)
+
+    def _queue(self, command: signals.Command) -> None:
+        job = self._take(command)
+        if job is None:
+            return
+        if len(self._backlog) >= MAX_BACKLOG:
+            raise WorkerFault(f"more than {MAX_BACKLOG} commands wait for the work in hand")
+        if isinstance(job, signals.Stop):
+            self._halt = True
+            self._backlog.clear()
+        self._backlog.append(job)
+
+    def _configure(self, command: signals.Configure) -> None:
+        try:
+            self._desk = Desk(command)
+            facts = self._desk.trainer.facts
+        except LensembleError as error:
+            self._port.say(
+                signals.Failed(
+                    code=error.code,
+                    message=error.message,
+                    remediation=error.remediation,
+                    fatal=True,
+                )
+            )
+            raise
+        self._port.say(
+            signals.Configured(
+                build=BUILD,
+                dataset_root=facts.root,
+                episodes=facts.episodes,
+                steps=facts.steps,
+                layout_digest=self._desk.layout.digest,
+            )
+        )
+
+    def _detach(self, edge: int) -> None:
+        ring = self._rings.ring(edge)
+        if ring is not None and ring.direction == "rx" and self._desk is not None:
+            self._desk.inbound.reset()
+        self._refused.discard(edge)
+        self._rings.detach(edge)
+        self._port.say(signals.Detached(edge=edge))
+
+    def _abandon(self, command: signals.Abandon) -> None:
+        at = (command.round, command.attempt)
+        self._halt = self._halt or (self._at is not None and self._at <= at)
+        self._backlog = deque(
+            job
+            for job in self._backlog
+            if not isinstance(job, signals.Train | signals.Send) or (job.round, job.attempt) > at
+        )
+
+    def _bind(self, command: signals.Bind) -> None:
+        desk = self._known_desk()
+        at, digest = (command.round, command.attempt), Digest(command.prior_digest)
+        try:
+            held = desk.inbound.expect(at, digest)
+        except LensembleError as error:
+            self._fail(error, at)
+            return
+        self._fetched = Pace()
+        self._port.say(signals.Bound(round=at[0], attempt=at[1], holds_bytes=held))
+        if held == desk.layout.nbytes:
+            self._port.say(signals.StateHeld(digest=digest))
+
+    # ---- slots ----
+
+    def _released(self, command: signals.Released) -> None:
+        ring = self._rings.ring(command.edge)
+        if ring is not None:
+            ring.released(command.slot)
+
+    def _read(self, command: signals.Ready) -> None:
+        ring = self._rings.ring(command.edge)
+        if ring is None:
+            # Detached; the signal was on its way.
+            return
+        if ring.edge not in self._refused:
+            self._feed(ring, ring.slot(command.slot)[: command.extent])
+        self._port.say(signals.Consumed(edge=command.edge, slot=command.slot))
+
+    def _feed(self, ring: Ring, chunk: memoryview) -> None:
+        desk = self._known_desk()
+        inbound = desk.inbound
+        try:
+            completed = inbound.feed(chunk)
+        except LensembleError as error:
+            # The edge says nothing that can be trusted until it is replaced.
+            self._refused.add(ring.edge)
+            self._fail(error, inbound.at)
+            return
+        if completed is not None:
+            self._port.say(signals.StateHeld(digest=completed))
+        elif inbound.at is not None and self._fetched.due():
+            self._tell(inbound.at, "fetching", inbound.position, desk.layout.nbytes)
+
+    def _empty_slot(self, ring: Ring) -> int:
+        """A slot of ``ring`` to fill, waiting for one if need be."""
+        while True:
+            self._look()
+            if self._halt or self._rings.ring(ring.edge) is not ring:
+                raise _Halted
+            if ring.free:
+                return ring.free.popleft()
+            self._queue(self._port.wait())
+
+    # ---- jobs ----
+
+    def _carry_out(self, job: signals.Train | signals.Send | signals.Close) -> None:
+        at = None if isinstance(job, signals.Close) else (job.round, job.attempt)
+        self._at, self._halt = at, False
+        try:
+            match job:
+                case signals.Train():
+                    self._train(job)
+                case signals.Send():
+                    self._send(job)
+                case signals.Close():
+                    self._close(job)
+        except (Stopped, _Halted):
+            pass
+        except LensembleError as error:
+            self._fail(error, at)
+        finally:
+            self._at = None
+
+    def _train(self, job: signals.Train) -> None:
+        desk, at, pace = self._known_desk(), (job.round, job.attempt), Pace()
+        self._release = None
+
+        def progress(done: int, _: float) -> None:
+            if pace.due():
+                self._tell(at, "training", done, desk.steps)
+
+        def should_stop() -> bool:
+            self._look()
+            return self._halt
+
+        released = desk.trainer.train(
+            desk.states.read(Digest(job.prior_digest)),
+            round_index=job.round,
+            attempt=job.attempt,
+            sketch_seed=job.sketch_seed,
+            global_step=job.global_step,
+            progress=progress,
+            should_stop=should_stop,
+            prior_digest=Digest(job.prior_digest),
+        )
+        digest = blob.update_digest(desk.layout, _pieces(_raw(released)))
+        self._release = (job.round, released, digest)
+        self._port.say(
+            signals.Trained(
+                round=job.round,
+                attempt=job.attempt,
+                digest=digest,
+                nbytes=desk.layout.nbytes,
+                reused=released.reused,
+                l2_norm=released.l2_norm,
+                loss_first=released.loss_first,
+                loss_last=released.loss_last,
+            )
+        )
+
+    def _send(self, job: signals.Send) -> None:
+        desk, ring = self._known_desk(), self._rings.ring(job.edge)
+        if ring is None:
+            raise _Halted
+        if self._release is None or self._release[0] != job.round:
+            raise ArtifactError(f"no release of round {job.round} is at hand to be sent")
+        _, released, digest = self._release
+        raw, pace, at = _raw(released), Pace(), (job.round, job.attempt)
+        header = blob.BlobHeader(
+            kind="update",
+            federation=desk.federation,
+            round=job.round,
+            attempt=job.attempt,
+            total_bytes=len(raw),
+            chunk_bytes=ring.capacity_bytes,
+            layout_digest=desk.layout.digest,
+            digest_hint=digest,
+        )
+        slot = self._empty_slot(ring)
+        self._filled(ring, slot, blob.header_chunk(header, ring.slot(slot)))
+        for start, length in blob.data_ranges(header):
+            slot = self._empty_slot(ring)
+            ring.slot(slot)[:length] = raw[start : start + length]
+            self._filled(ring, slot, length)
+            if pace.due():
+                self._tell(at, "sending", start + length, len(raw))
+        slot = self._empty_slot(ring)
+        signature = bytes.fromhex(job.signature)
+        self._filled(ring, slot, blob.trailer_chunk(digest, signature, ring.slot(slot)))
+        self._port.say(signals.Sent(round=job.round, attempt=job.attempt))
+
+    def _filled(self, ring: Ring, slot: int, extent: int) -> None:
+        self._port.say(signals.Filled(edge=ring.edge, slot=slot, extent=extent))
+
+    def _close(self, job: signals.Close) -> None:
+        desk = self._known_desk()
+        self._release = None
+        adopted = desk.trainer.adopt(job.round) if job.adopt else False
+        if not job.adopt:
+            desk.trainer.discard(job.round)
+        self._port.say(signals.Closed(round=job.round, adopted=adopted))
+
+    # ---- words ----
+
+    def _known_desk(self) -> Desk:
+        if self._desk is None:
+            raise WorkerFault("the first command must be Configure")
+        return self._desk
+
+    def _tell(self, at: tuple[int, int], phase: _Phase, done: int, total: int) -> None:
+        self._port.say(
+            signals.Worked(round=at[0], attempt=at[1], phase=phase, done=done, total=total)
+        )
+
+    def _fail(self, error: LensembleError, at: tuple[int, int] | None) -> None:
+        self._port.say(
+            signals.Failed(
+                code=error.code,
+                message=error.message,
+                remediation=error.remediation,
+                round=None if at is None else at[0],
+                attempt=None if at is None else at[1],
+            )
+        )
+
+
+def _raw(released: Release) -> memoryview:
+    return released.vector.data.cast("B")
+
+
+def _pieces(raw: memoryview) -> list[memoryview]:
+    return [raw[start : start + _PIECE_BYTES] for start in range(0, len(raw), _PIECE_BYTES)]
