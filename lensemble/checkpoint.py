@@ -12,7 +12,6 @@ A checkpoint appears whole or not at all::
 """
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -34,15 +33,18 @@ from lensemble.errors import (
 from lensemble.files import PART_PREFIX, PIECE_BYTES
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters, ParameterDigest, ParamLayout, layout_of
+from lensemble.version import BUILD
+from lensemble.weights_file import (
+    MAX_HEADER_BYTES,
+    read_weights,
+    refuse_pickle,
+    safetensors_header,
+)
 
 SCHEMA_VERSION = 1
 WEIGHTS_NAME = "weights.safetensors"
 HEADER_NAME = "header.json"
-MAX_HEADER_BYTES = 32 << 20
-WRITTEN_BY = "lensemble 0.1.0"
 _HEADER_TAG = b"lensemble/checkpoint-header/v1\x00"
-_LENGTH_BYTES = 8
-_ALIGNMENT = 8
 
 Kind: TypeAlias = Literal["weights", "momentum"]
 
@@ -73,20 +75,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def lineage(self) -> Lineage:
         return Lineage(self.kind, self.round_index, self.config_hash, self.parent_digest)
-
-
-def safetensors_header(layout: ParamLayout) -> bytes:
-    """Everything before the data section: length, JSON, spaces up to 8-byte alignment."""
-    entries: dict[str, object] = {"__metadata__": {"lensemble.layout": layout.digest}}
-    for tensor in layout.tensors:
-        entries[tensor.name] = {
-            "dtype": "F32",
-            "shape": list(tensor.shape),
-            "data_offsets": [4 * tensor.offset, 4 * (tensor.offset + tensor.size)],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def _encode_header(header: Header) -> bytes:
@@ -183,7 +171,7 @@ class CheckpointWriter:
             config_hash=self._lineage.config_hash,
             layout_digest=self._layout.digest,
             layout=tuple((t.name, t.shape) for t in self._layout.tensors),
-            written_by=WRITTEN_BY,
+            written_by=BUILD,
             header_digest="",
         )
         return _encode_header(header)
@@ -324,17 +312,9 @@ class _Versioned(msgspec.Struct):
     schema_version: int
 
 
-def refuse_pickle(path: Path) -> None:
-    """Refuse a file whose kind can run code when it is loaded.
-
-    Raises:
-        CheckpointIntegrityError: the name ends like a pickle's.
-    """
-    if path.suffix.lower() in {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}:
-        raise CheckpointIntegrityError(
-            f"{path} is a pickle by its name; loading one runs code",
-            "Convert it to safetensors where it comes from.",
-        )
+def import_weights(path: Path, layout: ParamLayout) -> FlatParameters:
+    """Weights that another program wrote as safetensors; see ``weights_file.read_weights``."""
+    return read_weights(path, layout)
 
 
 def write_flat(

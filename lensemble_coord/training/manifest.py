@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from lensemble import files, seeds
-from lensemble.checkpoint import WRITTEN_BY
 from lensemble.errors import ConfigError, LedgerIntegrityError
 from lensemble.ids import Digest, FederationId
+from lensemble.version import BUILD
 from lensemble.wire.messages import WIRE_VERSION
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.ledger import Ledger, new_run_id
@@ -118,7 +118,7 @@ def plan_run(ledger: Ledger, run: str, rounds: int, aggregation: str) -> RunMani
         initial_digest=tail.next_digest,
         initial_momentum_digest=tail.momentum_digest,
         layout_digest=tail.layout_digest,
-        written_by=WRITTEN_BY,
+        written_by=BUILD,
         wire_version=WIRE_VERSION,
         versions=_versions(),
         machine=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",

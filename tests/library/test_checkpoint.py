@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from lensemble import checkpoint
 from lensemble.checkpoint import (
     HEADER_NAME,
     WEIGHTS_NAME,
@@ -27,6 +26,7 @@ from lensemble.errors import (
 )
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters, ParamLayout, layout_of, parameter_digest
+from lensemble.weights_file import safetensors_header
 
 LAYOUT = layout_of(
     {"predictor.weight": (3, 2), "encoder.weight": (5, 7), "encoder.bias": (5,), "encoder.gain": ()}
@@ -186,7 +186,7 @@ def test_any_header_bytes_are_refused_in_order(
 
 
 def test_the_header_of_a_layout_is_canonical() -> None:
-    header = checkpoint.safetensors_header(LAYOUT)
+    header = safetensors_header(LAYOUT)
     length = int.from_bytes(header[:8], "little")
     assert len(header) == 8 + length
     assert list(json.loads(header[8:]))[1:] == [t.name for t in LAYOUT.tensors]
