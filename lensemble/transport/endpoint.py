@@ -193,19 +193,21 @@ class EndpointDriver:
         """Make ``link`` the link to its peer; the reason if there is a better one already."""
         peer = link.peer
         while (old := self.links().get(peer)) is not None:
-            if await old.probe():
-                crossed = old.dialled != link.dialled
-                ours_is_smaller = self.node < peer
-                if not crossed or old.dialled == ours_is_smaller:
-                    return (
-                        f"{peer[:16]} is connected from {old.facts().remote} and answers there; "
-                        f"the one at {link.facts().remote} is refused"
-                    )
+            if not self._is_favoured(link, old) and await old.probe():
+                return (
+                    f"{peer[:16]} is connected from {old.facts().remote} and answers there; "
+                    f"the one at {link.facts().remote} is refused"
+                )
             old.lose(f"superseded by a newer connection from {link.facts().remote}")
         if len(self._links) >= MAX_LINKS:
             return f"there are {MAX_LINKS} links already"
         self._links[peer] = link
         return ""
+
+    def _is_favoured(self, link: CoreLink, old: CoreLink) -> bool:
+        """Whether the two crossed on their way and ``link`` is the one that both sides keep."""
+        dialled_by_smaller = link.dialled == (self.node < link.peer)
+        return link.dialled != old.dialled and dialled_by_smaller
 
     async def _serve(
         self, link: CoreLink, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

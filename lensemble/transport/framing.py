@@ -24,7 +24,7 @@ class FrameReader:
         self._done = 0
         self._extent: int | None = None
         self._own = bytearray()
-        self._lost: RawLost | None = None
+        self._lost = ""
 
     async def receive_into(self, into: memoryview) -> int | None:
         """Fill ``into`` with one frame; its length, or None at the end of the stream.
@@ -58,15 +58,15 @@ class FrameReader:
         return payload
 
     async def _next_extent(self, limit: int) -> int | None:
-        if self._lost is not None:
-            raise self._lost
+        if self._lost:
+            raise RawLost(self._lost)
         if self._extent is None:
             if not await self._fill(memoryview(self._prefix), at_boundary=True):
                 return None
             (extent,) = PREFIX.unpack(self._prefix)
             if extent > limit:
-                self._lost = TooLong(f"a frame of {extent} bytes exceeds the limit of {limit}")
-                raise self._lost
+                self._lost = f"a frame of {extent} bytes exceeds the limit of {limit}"
+                raise TooLong(self._lost)
             self._extent, self._done = extent, 0
         return self._extent
 
@@ -76,13 +76,13 @@ class FrameReader:
             try:
                 count = await self._raw.read_into(view[self._done :])
             except RawLost as lost:
-                self._lost = lost
+                self._lost = lost.reason
                 raise
             if count == 0 and at_boundary and self._done == 0:
                 return False
             if count == 0:
                 missing = len(view) - self._done
-                self._lost = RawLost(f"the stream ended inside a frame, {missing} bytes early")
-                raise self._lost
+                self._lost = f"the stream ended inside a frame, {missing} bytes early"
+                raise RawLost(self._lost)
             self._done += count
         return True

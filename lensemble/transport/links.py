@@ -294,7 +294,7 @@ class CoreLink:
 
     async def _listen(self) -> None:
         timeout = self._pace.heartbeat_timeout_s
-        while True:
+        while not self.lost.is_set():
             deadline = trio.current_time() + timeout
             if not await self._hear(deadline):
                 late = trio.current_time() - deadline

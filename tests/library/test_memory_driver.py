@@ -1,4 +1,5 @@
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from functools import wraps
 
 import pytest
 import trio
@@ -10,17 +11,32 @@ from lensemble.transport.driver import PeerAddress
 from lensemble.transport.endpoint import EndpointDriver
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.transport.memory_wire import MemoryConnection, MemoryEndpoint
-from tests.library.driver_suite import *  # noqa: F403  # the suite is run by being here
-from tests.library.driver_suite import Pair, at, linked
+from tests.library.driver_suite import Pair, at, linked, suite
 
 SLOT = 4 << 20
+
+
+def on_mock_clock(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """``test`` on a clock that jumps to the next deadline when nothing else is left to do."""
+
+    def run(main: Callable[[], Awaitable[None]], **_: object) -> None:
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+
+    @pytest.mark.trio(run=run)
+    @wraps(test)
+    async def timed(**fixtures: object) -> None:
+        await test(**fixtures)
+
+    return timed
+
+
+globals().update({name: on_mock_clock(test) for name, test in suite().items()})
 
 
 class MemoryRig:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.network = MemoryNetwork(seed=1)
         self._nursery = nursery
-        self._scopes: dict[EndpointDriver, trio.CancelScope] = {}
 
     def node(self, index: int) -> NodeId:
         return NodeId(f"{index:02x}" * 32)
@@ -35,10 +51,11 @@ class MemoryRig:
 
 
 @pytest.fixture
-async def rig(autojump_clock: MockClock, nursery: trio.Nursery) -> AsyncIterator[MemoryRig]:
-    yield MemoryRig(nursery)
+def rig(nursery: trio.Nursery) -> MemoryRig:
+    return MemoryRig(nursery)
 
 
+@on_mock_clock
 async def test_nobody_there_is_given_up_after_the_dial_timeout(rig: MemoryRig) -> None:
     dialler = await rig.start(0)
     began = trio.current_time()
@@ -47,6 +64,7 @@ async def test_nobody_there_is_given_up_after_the_dial_timeout(rig: MemoryRig) -
     assert trio.current_time() - began == pytest.approx(5)
 
 
+@on_mock_clock
 async def test_a_silent_peer_is_lost_within_the_heartbeat_timeout(rig: MemoryRig) -> None:
     pair = await linked(rig)
     await trio.sleep(100)
@@ -59,6 +77,7 @@ async def test_a_silent_peer_is_lost_within_the_heartbeat_timeout(rig: MemoryRig
     assert pair.there.lost_reason() == "no heartbeat for 3 s"
 
 
+@on_mock_clock
 async def test_a_short_partition_delays_and_loses_nothing(rig: MemoryRig) -> None:
     pair = await linked(rig)
     rig.network.partition(pair.near.node, pair.far.node)
@@ -71,6 +90,7 @@ async def test_a_short_partition_delays_and_loses_nothing(rig: MemoryRig) -> Non
     assert not pair.there.lost.is_set()
 
 
+@on_mock_clock
 async def test_a_restarted_peer_supersedes_its_former_self(rig: MemoryRig) -> None:
     pair = await linked(rig)
     rig.network.vanish(pair.near.node)
@@ -84,6 +104,7 @@ async def test_a_restarted_peer_supersedes_its_former_self(rig: MemoryRig) -> No
     assert "superseded" in pair.back.lost_reason()
 
 
+@on_mock_clock
 async def test_a_torn_frame_faults_both_ends_of_its_edge(rig: MemoryRig) -> None:
     pair = await linked(rig)
     async with pair.edge() as (sender, receiver):
@@ -100,6 +121,7 @@ async def _torn_receive(receiver: object) -> None:
         await receiver.receive_frame(memoryview(bytearray(SLOT)))  # type: ignore[attr-defined]
 
 
+@on_mock_clock
 async def test_a_cut_loses_the_link_at_once(rig: MemoryRig) -> None:
     pair = await linked(rig)
     began = trio.current_time()
@@ -110,6 +132,7 @@ async def test_a_cut_loses_the_link_at_once(rig: MemoryRig) -> None:
     assert trio.current_time() == began
 
 
+@on_mock_clock
 async def test_delay_is_felt_and_keeps_order(rig: MemoryRig) -> None:
     pair = await linked(rig)
     weather = rig.network.between(pair.near.node, pair.far.node)
@@ -121,7 +144,7 @@ async def test_delay_is_felt_and_keeps_order(rig: MemoryRig) -> None:
     assert 0.2 <= trio.current_time() - began <= 0.5
 
 
-async def test_the_same_seed_gives_the_same_weather() -> None:
+def test_the_same_seed_gives_the_same_weather() -> None:
     def draws(seed: int) -> list[float]:
         weather = MemoryNetwork(seed).between(NodeId("a"), NodeId("b"))
         weather.jitter_s = 1.0
@@ -130,6 +153,7 @@ async def test_the_same_seed_gives_the_same_weather() -> None:
     assert draws(1) == draws(1) != draws(2)
 
 
+@on_mock_clock
 async def test_an_idle_day_passes_quickly(rig: MemoryRig) -> None:
     pair: Pair = await linked(rig)
     async with pair.edge(EdgeId(1)) as (sender, receiver):
