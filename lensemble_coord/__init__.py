@@ -1,0 +1,1 @@
+"""The coordinator: drives federated rounds, reduces updates, commits checkpoints to its ledger."""

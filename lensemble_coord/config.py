@@ -9,6 +9,7 @@ from pydantic import Field, Strict, field_validator, model_validator
 from lensemble.config import ConfigPath, OptionalPath, Section, commented
 from lensemble.settings import (
     SOCKET_NAME,
+    Addresses,
     Heartbeats,
     Listen,
     LogSection,
@@ -34,6 +35,13 @@ class ListenSection(Heartbeats):
             "Addresses to bind, at most one of each family; nothing else is bound. The default "
             f'serves this machine only. For other hosts: ["0.0.0.0:{DEFAULT_PORT}", '
             f'"[::]:{DEFAULT_PORT}"], or the address of one interface.'
+        ),
+    )
+
+    advertise: Addresses = Field(
+        (),
+        description=(
+            "Addresses that invites name, such as the public one of this host; empty: those bound."
         ),
     )
 

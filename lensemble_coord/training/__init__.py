@@ -1,0 +1,1 @@
+"""Federated rounds at the coordinator: the machine, its rim, and what they leave on disk."""

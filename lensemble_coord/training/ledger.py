@@ -385,8 +385,7 @@ class Ledger:
             LedgerIntegrityError: one is larger than ``MAX_EVENT_BYTES``.
         """
         with self._tables.transaction():
-            newest = self._tables.rows("events", "ORDER BY seq DESC LIMIT 1")
-            before = int(newest[0]["seq"] or 0) if newest else 0
+            before = self.newest_event()
             for seq, event in enumerate(events, before + 1):
                 text = msgspec.json.encode(event).decode()
                 if len(text) > MAX_EVENT_BYTES:
@@ -397,6 +396,11 @@ class Ledger:
             last = before + len(events)
             if last % _TRIM_EVENTS < len(events):
                 self._tables.delete("events", "WHERE seq <= ?", (last - MAX_EVENTS,))
+
+    def newest_event(self) -> int:
+        """Number of the latest event, 0 if there is none."""
+        newest = self._tables.rows("events", "ORDER BY seq DESC LIMIT 1")
+        return int(newest[0]["seq"] or 0) if newest else 0
 
     def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """At most ``limit`` events that follow number ``after``, oldest first."""

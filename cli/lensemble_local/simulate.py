@@ -1,0 +1,130 @@
+"""``lensemblectl simulate``: a whole federation in one process, over an in-process network.
+
+The coordinator and the nodes are the daemons' own code, given a memory driver instead of QUIC; workers
+are real child processes.  Nothing else differs from a federation over a network.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import trio
+from pydantic import Field, Strict
+
+import lensemble_coord.daemon
+import lensemble_node.daemon
+from lensemble import identity, ticket
+from lensemble.config import ConfigPath, Section, load
+from lensemble.errors import LensembleError
+from lensemble.transport.memory_driver import MemoryNetwork
+from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.training.coordinator import RunOutcome
+from lensemble_node.config import NodeConfig
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+INVITE_TTL_S = 3600.0
+
+
+class NetworkSection(Section):
+    """Weather of the in-process network, the same between the coordinator and every node."""
+
+    delay_ms: float = Field(default=0.0, ge=0, le=60_000)
+    jitter_ms: float = Field(default=0.0, ge=0, le=60_000)
+    seed: int = Field(default=0, ge=0)
+
+
+class SimulationConfig(Section):
+    """What ``simulate CONFIG`` reads."""
+
+    coordinator: ConfigPath
+    nodes: Annotated[tuple[ConfigPath, ...], Strict(False)] = Field(min_length=1, max_length=64)
+    rounds: int = Field(default=5, ge=1, le=1_000_000)
+    network: NetworkSection = NetworkSection()
+
+
+class Simulated(msgspec.Struct, frozen=True):
+    """What a simulation ends with."""
+
+    rounds_closed: int
+    contributors_per_round: tuple[int, ...]
+    seconds_per_round: tuple[float, ...]
+    digest: str
+    completed: bool
+    reason: str
+
+
+async def simulate(
+    coordinator: CoordinatorConfig,
+    nodes: list[NodeConfig],
+    rounds: int,
+    network: MemoryNetwork,
+) -> Simulated:
+    """Run ``rounds`` rounds of a federation in this process; returns once they have ended."""
+    hub = network.driver(_identity(coordinator.state_dir).node)
+    async with trio.open_nursery() as nursery:
+        daemon = await nursery.start(lensemble_coord.daemon.serve, coordinator, hub)
+        for config in nodes:
+            spoke = network.driver(_identity(config.state_dir).node)
+            await daemon.admit(spoke.node, config.name)
+            joined = ticket.Membership(hub.node, hub.addresses(), daemon.federation, b"")
+            await nursery.start(lensemble_node.daemon.serve, config, spoke, joined)
+        await daemon.wait_for_nodes(len(nodes))
+        outcome: RunOutcome = await daemon.run_rounds(rounds)
+        closed = daemon.closed_rounds
+        digest = daemon.digest
+        nursery.cancel_scope.cancel()
+    return Simulated(
+        len(closed),
+        tuple(len(each.contributors) for each in closed),
+        tuple(round(each.seconds, 3) for each in closed),
+        digest,
+        outcome.completed,
+        outcome.reason,
+    )
+
+
+def _identity(state_dir: Path) -> identity.Identity:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return identity.load_or_create(state_dir / "identity.key")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="lensemblectl simulate", description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--rounds", type=int, default=0, help="instead of the file's")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        config = load(options.config, SimulationConfig)
+        coordinator = load(config.coordinator, CoordinatorConfig)
+        nodes = [load(path, NodeConfig) for path in config.nodes]
+        weather = config.network
+        network = MemoryNetwork(seed=weather.seed)
+        result = trio.run(
+            simulate, coordinator, nodes, options.rounds or config.rounds, network
+        )
+    except LensembleError as error:
+        sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
+        return EXIT_USAGE
+    if options.json:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(result)) + "\n")
+    else:
+        _describe(result)
+    return 0 if result.completed else EXIT_FAILED
+
+
+def _describe(result: Simulated) -> None:
+    rows = zip(result.contributors_per_round, result.seconds_per_round, strict=True)
+    for index, (count, seconds) in enumerate(rows):
+        sys.stdout.write(f"round {index}: {count} contributors, {seconds:.2f} s\n")
+    state = "completed" if result.completed else f"ended early: {result.reason}"
+    sys.stdout.write(f"{state}; global state {result.digest}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

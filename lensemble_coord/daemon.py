@@ -1,0 +1,106 @@
+"""The coordinator daemon, from the state directory's lock to the control socket."""
+
+from pathlib import Path
+
+import msgspec
+import trio
+
+from lensemble import state_dir
+from lensemble.config import load
+from lensemble.ctl import server
+from lensemble.ids import Digest, FederationId, NodeId
+from lensemble.transport.driver import Driver
+from lensemble.workload import Workload
+from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.ctl import Answers
+from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
+from lensemble_coord.training.journal import Journal
+from lensemble_coord.training.reception import Reception
+from lensemble_coord.training.store import Store
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """A daemon that serves, for those who run one inside their own process."""
+
+    config: CoordinatorConfig
+    store: Store
+    driver: Driver
+    rounds: Rounds
+    answers: Answers
+
+    @property
+    def federation(self) -> FederationId:
+        return self.store.federation
+
+    @property
+    def digest(self) -> Digest:
+        return self.rounds.state.ground.digest
+
+    @property
+    def closed_rounds(self) -> list[RoundEnded]:
+        news = self.rounds.news_since(0)
+        return [each for each in news if isinstance(each, RoundEnded) and each.closed]
+
+    async def admit(self, node: NodeId, name: str) -> None:
+        """Put ``node`` on the roster without an invite."""
+        await trio.to_thread.run_sync(self.store.admit, node, name, "config")
+
+    async def wait_for_nodes(self, count: int) -> None:
+        """Wait until ``count`` nodes have joined and their edges are provisioned."""
+        while len(self.rounds.state.ground.here) < count:
+            await self.rounds.changed.wait()
+
+    async def run_rounds(self, rounds: int) -> RunEnded:
+        """Run ``rounds`` rounds and wait for their end."""
+        number = self.rounds.published
+        run = await self.rounds.ask(rounds)
+        while True:
+            changed = self.rounds.changed
+            for news in self.rounds.news_since(number):
+                if isinstance(news, RunEnded) and news.run == run.run:
+                    return news
+            await changed.wait()
+
+
+def workload_of(config: CoordinatorConfig) -> Workload:
+    """The workload file of ``config``.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a workload.
+    """
+    return load(Path(config.workload), Workload)
+
+
+async def serve(
+    config: CoordinatorConfig,
+    driver: Driver,
+    *,
+    task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; started once nodes and ``lensemblectl`` can connect.
+
+    Raises:
+        OperatorError, ArtifactError: the state directory, the workload or the socket is not usable.
+    """
+    terms = workload_of(config)
+    with state_dir.held(config.state_dir):
+        store = await trio.to_thread.run_sync(Store, config, terms)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(driver.run)
+                journal = Journal(store)
+                await nursery.start(journal.run)
+                rounds = Rounds(config, store, journal)
+                await nursery.start(rounds.run)
+                reception = Reception(config, store, driver, rounds, journal)
+                await nursery.start(reception.run)
+                answers = Answers(config, store, driver, rounds, reception)
+                await nursery.start(
+                    server.serve, config.socket_path, answers.answer, answers.greeting
+                )
+                journal.note("coordinator.serving", node=driver.node, name=config.name)
+                task_status.started(Serving(config, store, driver, rounds, answers))
+                await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(store.close)

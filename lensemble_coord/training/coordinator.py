@@ -1,0 +1,520 @@
+"""The rim of the round machine: performs its actions on links, spool, threads and ledger.
+
+Everything that takes long runs beside the machine and comes back to it as an event.  What must be
+durable before it is visible is awaited before the next action is performed: the attempt before it
+is broadcast, the record before the close is.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+import trio
+
+from lensemble import seeds
+from lensemble.actor import Timers, run_machine
+from lensemble.errors import LensembleError, OperatorError, Response
+from lensemble.ids import Digest, NodeId
+from lensemble.logs import logger
+from lensemble.machine import ArmTimer, CancelTimer
+from lensemble.wire import messages
+from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.training import outer_round
+from lensemble_coord.training.journal import Journal
+from lensemble_coord.training.rows import Run
+from lensemble_coord.training.session import Session
+from lensemble_coord.training.spool import SpoolFile
+from lensemble_coord.training.store import Store
+
+INBOX_EVENTS = 1024
+MAX_NEWS = 1024
+"""Finished attempts and runs that are remembered for those who watch."""
+
+
+class RoundEnded(msgspec.Struct, frozen=True):
+    """One attempt that closed or aborted; ``seconds`` in each state, in order of first entry."""
+
+    round: int
+    attempt: int
+    closed: bool
+    digest: Digest
+    contributors: tuple[NodeId, ...]
+    dropped: tuple[outer_round.Dropped, ...]
+    seconds: dict[str, float]
+    code: str = ""
+    reason: str = ""
+    retries: bool = False
+
+
+class RunEnded(msgspec.Struct, frozen=True):
+    """How a run of rounds ended."""
+
+    run: str
+    rounds: int
+    closed: int
+    completed: bool
+    digest: Digest
+    seconds: float
+    code: str
+    reason: str
+
+
+News: TypeAlias = RoundEnded | RunEnded
+Turn: TypeAlias = (
+    outer_round.OpenRound
+    | outer_round.AnnounceClose
+    | outer_round.AnnounceAbort
+    | outer_round.FinishRun
+)
+ToNode: TypeAlias = (
+    outer_round.AskAlso
+    | outer_round.OfferState
+    | outer_round.BeginCollect
+    | outer_round.Refuse
+    | outer_round.DropUpdate
+)
+Work: TypeAlias = outer_round.DeriveSum | outer_round.Diagnose | outer_round.Commit
+
+
+class Rounds:
+    """Drives rounds for the sessions that are here.
+
+    ``changed`` is set, and replaced, whenever the state of the round or of a node changes.
+    """
+
+    def __init__(self, config: CoordinatorConfig, store: Store, journal: Journal) -> None:
+        self.config = config
+        self.store = store
+        self.journal = journal
+        self.workload = store.workload
+        self.layout = store.layout
+        self.sessions: dict[NodeId, Session] = {}
+        self.state: outer_round.State = outer_round.Closed(self._ground())
+        self.since = 0.0
+        self.deadlines: dict[str, float] = {}
+        self.changed = trio.Event()
+        self.news: deque[tuple[int, News]] = deque(maxlen=MAX_NEWS)
+        self.published = 0
+        self.run_since = 0.0
+        self.aborted_in_run = 0
+        self.log = logger("rounds")
+        self._inbox, self._events = trio.open_memory_channel[outer_round.Event](INBOX_EVENTS)
+        self._opening: messages.RoundOpen | None = None
+        self._seconds: dict[str, float] = {}
+        self._left_out: tuple[outer_round.Dropped, ...] = ()
+        self._spooled: dict[NodeId, SpoolFile] = {}
+        self._spool_in_use = trio.Lock()
+        self._nursery: trio.Nursery
+        self._timers: Timers
+        self._asking = trio.Lock()
+        self._said = ""
+
+    def _ground(self) -> outer_round.Ground:
+        rules = self.config.rounds
+        position = self.store.position
+        return outer_round.Ground(
+            outer_round.Rules(
+                quorum=rules.quorum,
+                max_attempts=rules.max_attempts,
+                open_timeout_s=rules.open_timeout_s,
+                open_grace_s=rules.open_grace_s,
+                collect_timeout_s=rules.collect_timeout_s,
+                retry_backoff_s=rules.retry_backoff_s,
+                retry_backoff_max_s=rules.retry_backoff_max_s,
+                on_commitment_mismatch=rules.on_commitment_mismatch,
+            ),
+            round=position.round,
+            attempt=position.attempt,
+            digest=position.digest,
+        )
+
+    # ---- running ----
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the machine until cancelled; goes on with a run that an earlier process left."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._timers = Timers(nursery, self._inbox.send)
+            self.since = self.run_since = trio.current_time()
+            left = self.store.unfinished_rounds
+            if left:
+                self.log.info("run.resumed", rounds=left, round=self.state.ground.round)
+                await self._inbox.send(outer_round.RoundsAsked(left))
+            task_status.started()
+            await run_machine(
+                self.state, outer_round.transition, self._events, self._perform, self._moved
+            )
+
+    async def hear(self, event: outer_round.Event) -> None:
+        """Give the machine an event; waits while its inbox is full."""
+        await self._inbox.send(event)
+
+    async def ask(self, rounds: int, patience_s: float | None = None) -> Run:
+        """Start a run of ``rounds`` rounds; it is durable before the first one opens.
+
+        Raises:
+            OperatorError: a run goes on already, or it asks for too many rounds.
+        """
+        async with self._asking:
+            if self.store.run is not None:
+                raise OperatorError(
+                    f"run {self.store.run.run} goes on with {self.store.unfinished_rounds} rounds",
+                    "Watch it with `lensemblectl run --attach`; end it with `lensemblectl abort`.",
+                )
+            run = await trio.to_thread.run_sync(self.store.begin_run, rounds)
+            self.run_since, self.aborted_in_run = trio.current_time(), 0
+            await self.hear(outer_round.RoundsAsked(rounds, patience_s))
+            return run
+
+    def _moved(self, state: outer_round.State) -> None:
+        before, self.state = self.state, state
+        if type(before) is not type(state):
+            now = trio.current_time()
+            name = str(outer_round.public_state(before))
+            self._seconds[name] = self._seconds.get(name, 0.0) + now - self.since
+            self.since = now
+        if isinstance(state, outer_round.Collecting | outer_round.Committing):
+            self._left_out = state.dropped
+        self._say_why()
+        self.announce_change()
+
+    def announce_change(self) -> None:
+        """Wake everyone who watches."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _say_why(self) -> None:
+        waiting = outer_round.waiting(self.state)
+        ground = self.state.ground
+        where = f"{outer_round.public_state(self.state)}:{ground.round}:{ground.attempt}"
+        said = f"{where}: {waiting.reason}"
+        if said != self._said:
+            self._said = said
+            self.log.info(
+                "round.state",
+                state=str(outer_round.public_state(self.state)),
+                round=ground.round,
+                attempt=ground.attempt,
+                reason=waiting.reason,
+                on=", ".join(self.name(node) for node in waiting.on),
+            )
+
+    def name(self, node: NodeId) -> str:
+        """What people call ``node``."""
+        return self.store.name(node)
+
+    # ---- from action to IO ----
+
+    async def _perform(self, action: outer_round.Action) -> None:
+        match action:
+            case ArmTimer():
+                self.deadlines[action.timer] = trio.current_time() + action.seconds
+                self._timers.arm(action)
+            case CancelTimer():
+                self.deadlines.pop(action.timer, None)
+                self._timers.cancel(action)
+            case outer_round.DeriveSum() | outer_round.Diagnose() | outer_round.Commit():
+                self._nursery.start_soon(self._work, action)
+            case (
+                outer_round.OpenRound()
+                | outer_round.AnnounceClose()
+                | outer_round.AnnounceAbort()
+                | outer_round.FinishRun()
+            ):
+                await self._turn(action)
+            case _:
+                self._address(action)
+
+    async def _turn(self, action: Turn) -> None:
+        """A round or a run begins or ends."""
+        match action:
+            case outer_round.OpenRound():
+                await self._open(action)
+            case outer_round.AnnounceClose():
+                await self._announce_close(action)
+            case outer_round.AnnounceAbort():
+                await self._announce_abort(action)
+            case outer_round.FinishRun():
+                await self._finish_run(action)
+
+    def _address(self, action: ToNode) -> None:
+        """Something concerns one node, or is told to some."""
+        match action:
+            case outer_round.AskAlso(node=node):
+                self._tell_opening((node,))
+            case outer_round.OfferState(node=node, from_byte=from_byte):
+                self._offer_state(node, from_byte)
+            case outer_round.BeginCollect(nodes=nodes):
+                self._begin_collect(nodes)
+            case outer_round.Refuse(node=node, code=code, reason=reason):
+                self._refuse(node, code, reason)
+            case outer_round.DropUpdate(node=node):
+                self._drop_update(node)
+
+    async def _open(self, action: outer_round.OpenRound) -> None:
+        self._seconds, self._left_out = {}, ()
+        await trio.to_thread.run_sync(self.store.begin_attempt, action.round, action.attempt)
+        ground = self.state.ground
+        patience = ground.patience_s
+        self._opening = messages.RoundOpen(
+            federation=self.store.federation,
+            epoch=0,
+            round=action.round,
+            attempt=action.attempt,
+            prior_digest=action.digest,
+            layout_digest=self.layout.digest,
+            config_hash=self.workload.digest,
+            roster_digest=messages.roster_digest(action.nodes),
+            sketch_seed=seeds.sketch(self.workload.root_seed, action.round),
+            inner_steps=self.workload.inner.steps,
+            global_step=action.round * self.workload.inner.steps,
+            state_bytes=self.layout.nbytes,
+            field=messages.FieldParams(k=self.workload.field.k, n_max=self.workload.field.n_max),
+            answer_within_s=ground.rules.open_timeout_s if patience is None else patience,
+        )
+        self._tell_opening(action.nodes)
+
+    def _tell_opening(self, nodes: Iterable[NodeId]) -> None:
+        if self._opening is None:
+            return
+        for session in self._present(nodes):
+            session.tell(msgspec.structs.replace(self._opening, epoch=session.epoch))
+
+    def _present(self, nodes: Iterable[NodeId]) -> list[Session]:
+        return [self.sessions[node] for node in nodes if node in self.sessions]
+
+    def _offer_state(self, node: NodeId, from_byte: int) -> None:
+        ground = self.state.ground
+        for session in self._present((node,)):
+            if from_byte >= self.layout.nbytes:
+                session.holds_state()
+            else:
+                session.offer_state(
+                    self.store.checkpoint(ground.digest), ground.round, ground.attempt, from_byte
+                )
+
+    def _begin_collect(self, nodes: tuple[NodeId, ...]) -> None:
+        ground = self.state.ground
+        for session in self._present(nodes):
+            session.tell(
+                messages.Collect(
+                    federation=self.store.federation,
+                    epoch=session.epoch,
+                    round=ground.round,
+                    attempt=ground.attempt,
+                    roster=nodes,
+                    send_within_s=ground.rules.collect_timeout_s,
+                )
+            )
+
+    def _refuse(self, node: NodeId, code: str, reason: str) -> None:
+        self.log.warning("peer.refused", peer=self.name(node), code=code, reason=reason)
+        for session in self._present((node,)):
+            session.refuse(code, reason)
+
+    def _drop_update(self, node: NodeId) -> None:
+        spooled = self._spooled.pop(node, None)
+        if spooled is not None:
+            spooled.close()
+
+    # ---- updates ----
+
+    def expects(self, node: NodeId, round_index: int, attempt: int) -> str:
+        """Why an update of ``node`` for this attempt is not wanted; empty if it is."""
+        state, ground = self.state, self.state.ground
+        if (round_index, attempt) != (ground.round, ground.attempt):
+            return (
+                f"the update is of round {round_index} attempt {attempt}, the coordinator is at "
+                f"round {ground.round} attempt {ground.attempt}"
+            )
+        if not isinstance(state, outer_round.Collecting):
+            return f"the round is {outer_round.public_state(state)}"
+        if node not in outer_round.outstanding(state):
+            return "this node is not expected to send in this attempt"
+        return ""
+
+    def keep(self, node: NodeId, spooled: SpoolFile) -> None:
+        """Take over a whole, checked update of the attempt in flight."""
+        self._drop_update(node)
+        self._spooled[node] = spooled
+
+    async def _work(self, action: Work) -> None:
+        """Do what takes long, in a thread, and tell the machine how it ended."""
+        at = (self.state.ground.round, self.state.ground.attempt)
+        try:
+            match action:
+                case outer_round.DeriveSum():
+                    await self.hear(await self._derive_sum(at, action))
+                case outer_round.Diagnose():
+                    await self.hear(await self._diagnose(at, action))
+                case outer_round.Commit():
+                    await self.hear(await self._commit(at, action))
+        except LensembleError as error:
+            self.log.warning(
+                "round.step_failed",
+                round=at[0],
+                attempt=at[1],
+                code=error.code,
+                reason=error.message,
+            )
+            response = Response.STOP if error.response is Response.REFUSE else error.response
+            failed = outer_round.StepFailed(*at, error.code, error.message, response)
+            await self.hear(failed)
+
+    async def _derive_sum(
+        self, at: tuple[int, int], action: outer_round.DeriveSum
+    ) -> outer_round.SumDerived:
+        async with self._spool_in_use:
+            spooled = [self._spooled[each.node] for each in action.contributors]
+            field_sum = await trio.to_thread.run_sync(self.store.derive_sum, spooled)
+        return outer_round.SumDerived(*at, field_sum)
+
+    async def _diagnose(
+        self, at: tuple[int, int], action: outer_round.Diagnose
+    ) -> outer_round.Diagnosed:
+        count = len(action.contributors)
+        norm = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
+        self.log.info("round.diagnosed", round=at[0], attempt=at[1], mean_update_l2=norm)
+        return outer_round.Diagnosed(*at)
+
+    async def _commit(
+        self, at: tuple[int, int], action: outer_round.Commit
+    ) -> outer_round.Advanced:
+        commit = partial(self.store.commit, *at, action.field_sum, action.contributors)
+        return outer_round.Advanced(*at, await trio.to_thread.run_sync(commit))
+
+    # ---- ends ----
+
+    async def _announce_close(self, action: outer_round.AnnounceClose) -> None:
+        self._clear_spool()
+        self._tell_close(
+            action.round,
+            action.attempt,
+            messages.RoundClose(
+                federation=self.store.federation,
+                epoch=0,
+                round=action.round,
+                attempt=action.attempt,
+                outcome="closed",
+                digest=action.digest,
+                contributors=action.contributors,
+            ),
+        )
+        for node in action.contributors:
+            for session in self._present((node,)):
+                session.activity.contributions += 1
+        self._publish(
+            RoundEnded(
+                action.round,
+                action.attempt,
+                closed=True,
+                digest=action.digest,
+                contributors=action.contributors,
+                dropped=self._left_out,
+                seconds=self._seconds,
+            )
+        )
+        self.journal.note(
+            "round.closed",
+            round=action.round,
+            attempt=action.attempt,
+            contributors=len(action.contributors),
+            digest=action.digest,
+            seconds=round(sum(self._seconds.values()), 3),
+            left_out=", ".join(f"{self.name(d.node)} ({d.code})" for d in self._left_out),
+        )
+
+    async def _announce_abort(self, action: outer_round.AnnounceAbort) -> None:
+        abort = partial(
+            self.store.abort_attempt, action.round, action.attempt, action.code, action.reason
+        )
+        await trio.to_thread.run_sync(abort)
+        self._clear_spool()
+        self._tell_close(
+            action.round,
+            action.attempt,
+            messages.RoundClose(
+                federation=self.store.federation,
+                epoch=0,
+                round=action.round,
+                attempt=action.attempt,
+                outcome="aborted",
+                digest=action.digest,
+                code=action.code,
+                reason=action.reason[:500],
+                retries=action.retries,
+            ),
+        )
+        self.aborted_in_run += 1
+        self._publish(
+            RoundEnded(
+                action.round,
+                action.attempt,
+                closed=False,
+                digest=action.digest,
+                contributors=(),
+                dropped=self._left_out,
+                seconds=self._seconds,
+                code=action.code,
+                reason=action.reason,
+                retries=action.retries,
+            )
+        )
+        self.journal.note(
+            "round.aborted",
+            warn=True,
+            round=action.round,
+            attempt=action.attempt,
+            code=action.code,
+            reason=action.reason,
+            retries=action.retries,
+        )
+
+    def _tell_close(self, round_index: int, attempt: int, close: messages.RoundClose) -> None:
+        self._opening = None
+        for session in self.sessions.values():
+            session.round_ended(round_index, attempt)
+            session.tell(msgspec.structs.replace(close, epoch=session.epoch))
+
+    def _clear_spool(self) -> None:
+        spooled, self._spooled = list(self._spooled.values()), {}
+        self._nursery.start_soon(self._close_spooled, spooled)
+
+    async def _close_spooled(self, spooled: list[SpoolFile]) -> None:
+        """Close the updates of a finished attempt once no thread reads them."""
+        async with self._spool_in_use:
+            for update in spooled:
+                update.close()
+
+    async def _finish_run(self, action: outer_round.FinishRun) -> None:
+        run = self.store.run
+        finish = partial(self.store.finish_run, action.completed, action.code, action.reason)
+        await trio.to_thread.run_sync(finish)
+        if run is None:
+            return
+        self._publish(
+            RunEnded(
+                run.run,
+                run.requested,
+                run.done,
+                action.completed,
+                self.state.ground.digest,
+                trio.current_time() - self.run_since,
+                action.code,
+                action.reason,
+            )
+        )
+        self.journal.note(
+            "run.ended", run=run.run, completed=action.completed, reason=action.reason
+        )
+
+    def _publish(self, news: News) -> None:
+        self.news.append((self.published, news))
+        self.published += 1
+        self.announce_change()
+
+    def news_since(self, number: int) -> list[News]:
+        """What was published from ``number`` on, as far as it is remembered; see ``published``."""
+        return [news for at, news in self.news if at >= number]

@@ -1,0 +1,56 @@
+"""Events for people: each is logged at once and, in batches, kept in the ledger's database."""
+
+from functools import partial
+
+import trio
+
+from lensemble.logs import logger
+from lensemble_coord.training.store import Store
+
+MAX_QUEUED = 4096
+BATCH_PAUSE_S = 0.25
+
+Scalar = str | int | float | bool | None
+
+
+class Journal:
+    """Takes events without waiting; what does not fit the queue is logged and counted only."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._log = logger("coordinator")
+        self._queue, self._queued = trio.open_memory_channel[dict[str, object]](MAX_QUEUED)
+        self.dropped = 0
+        self.written = trio.Event()
+
+    def note(self, event: str, *, warn: bool = False, **fields: Scalar) -> None:
+        """Record ``event`` with its fields."""
+        (self._log.warning if warn else self._log.info)(event, **fields)
+        try:
+            self._queue.send_nowait({"event": event, **fields})
+        except trio.WouldBlock:
+            self.dropped += 1
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write what was noted until cancelled; the rest is written on the way out."""
+        task_status.started()
+        try:
+            while True:
+                first = await self._queued.receive()
+                await trio.sleep(BATCH_PAUSE_S)
+                await trio.to_thread.run_sync(self._store.note, [first, *self._drain()])
+                self.written.set()
+                self.written = trio.Event()
+        finally:
+            rest = self._drain()
+            if rest:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(partial(self._store.note, rest))
+
+    def _drain(self) -> list[dict[str, object]]:
+        batch: list[dict[str, object]] = []
+        while True:
+            try:
+                batch.append(self._queued.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                return batch

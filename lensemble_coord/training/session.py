@@ -1,0 +1,560 @@
+"""One node while its link lives: its two edges, what it says, what it is told.
+
+The session checks what the node sends (fence, signatures, sizes) and passes what is left to the
+round machine as events.  A pair of edges that breaks is replaced by a new pair with new ids, after
+a pause that grows; the link and the rest of the daemon go on.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+import msgspec
+import trio
+
+from lensemble import blob, files, identity
+from lensemble.checkpoint import Checkpoint
+from lensemble.edge.arena import Region
+from lensemble.edge.spec import EdgeSpec
+from lensemble.errors import (
+    ContractViolation,
+    EdgeFault,
+    FrameError,
+    LinkLost,
+    PeerError,
+    RoundError,
+    StorageError,
+)
+from lensemble.ids import Digest, EdgeId, FederationId, NodeId, SlotIndex
+from lensemble.logs import logger
+from lensemble.params import ParamLayout
+from lensemble.transport.driver import Driver, Link
+from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
+from lensemble.wire import codec, messages
+from lensemble_coord.training import outer_round
+from lensemble_coord.training.spool import SpoolFile
+
+OUTBOX_MESSAGES = 256
+PROVISION_TIMEOUT_S = 30.0
+ANNOUNCEMENT_TIMEOUT_S = 10.0
+EDGE_PAUSE_S = 0.2
+EDGE_PAUSE_MAX_S = 10.0
+MAX_EDGE_FAULTS = 20
+"""Broken pairs in a row, without an update or state between, before the link is closed."""
+
+
+class Desk(Protocol):
+    """What a session needs of the rounds it serves."""
+
+    async def hear(self, event: outer_round.Event) -> None: ...
+
+    def expects(self, node: NodeId, round_index: int, attempt: int) -> str: ...
+
+    def keep(self, node: NodeId, spooled: SpoolFile) -> None: ...
+
+    def announce_change(self) -> None: ...
+
+
+class Ground(msgspec.Struct, frozen=True):
+    """What all sessions of a coordinator share."""
+
+    federation: FederationId
+    layout: ParamLayout
+    config_hash: Digest
+    driver: Driver
+    leases: ArenaLeases
+    capacity_bytes: int
+    slots: int
+
+
+class Spooler(Protocol):
+    def open_update(self, node: NodeId) -> SpoolFile: ...
+
+
+class EdgeNumbers:
+    """Edge ids that are never used again: a random start in each process, then counting up."""
+
+    def __init__(self, start: int) -> None:
+        self._next = start
+
+    def draw(self) -> EdgeId:
+        self._next += 1
+        return EdgeId(self._next)
+
+
+class Activity(msgspec.Struct):
+    """What a node is doing, for status; times on the daemon's monotonic clock."""
+
+    phase: str = "joining"
+    done: int = 0
+    total: int = 0
+    since: float = 0.0
+    seen: float = 0.0
+    last_reason: str = ""
+    contributions: int = 0
+    loss: float | None = None
+
+
+class _Pair:
+    """The edges of one provision: the state goes out, the update comes in."""
+
+    def __init__(self, tx: TxEnd, rx: RxEnd) -> None:
+        self.tx = tx
+        self.rx = rx
+        self.sending: tuple[Digest, trio.CancelScope] | None = None
+
+
+class Session:
+    """One admitted node on one link.
+
+    Args:
+        ground: what all sessions share.
+        link: the live link.
+        epoch: counts the sessions of this identity; older messages are refused.
+        name: what people call the node.
+    """
+
+    def __init__(self, ground: Ground, link: Link, epoch: int, name: str) -> None:
+        self.ground = ground
+        self.link = link
+        self.node = link.peer
+        self.epoch = epoch
+        self.name = name
+        self.activity = Activity()
+        self.refused: Counter[str] = Counter()
+        self.edges: dict[EdgeId, str] = {}
+        self.moved: Counter[str] = Counter()
+        self.edge_faults = 0
+        self.log = logger("session").bind(peer=name)
+        self._outbox, self._letters = trio.open_memory_channel[messages.FromCoordinator](
+            OUTBOX_MESSAGES
+        )
+        self._provisioned = trio.Event()
+        self._broken = trio.Event()
+        self._broken_reason = ""
+        self._announced = trio.Event()
+        self._announcement: messages.Update | None = None
+        self._receiving: trio.CancelScope | None = None
+        self._receiving_for: tuple[int, int] = (-1, -1)
+        self._pair: _Pair | None = None
+        self._pair_nursery: trio.Nursery | None = None
+        self._listening = trio.CancelScope()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a pair of edges is provisioned."""
+        return self._pair is not None
+
+    # ---- what the rounds tell it ----
+
+    def tell(self, message: messages.FromCoordinator) -> None:
+        """Queue ``message``; a node that does not read is cut off rather than waited for."""
+        try:
+            self._outbox.send_nowait(message)
+        except trio.WouldBlock:
+            self._cut_off("outbox_full", f"{OUTBOX_MESSAGES} messages are waiting to be read")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.log.debug("session.late_message", message=type(message).__name__)
+
+    def refuse(self, code: str, reason: str, remediation: str = "") -> None:
+        """Count a refusal and tell the node."""
+        self.refused[code] += 1
+        self.activity.last_reason = reason
+        self.tell(messages.Refused(code=code, reason=reason[:500], remediation=remediation[:500]))
+
+    def did(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Note what the node is doing now."""
+        now = trio.current_time()
+        if phase != self.activity.phase:
+            self.activity.phase, self.activity.since = phase, now
+        self.activity.done, self.activity.total, self.activity.seen = done, total, now
+
+    def holds_state(self) -> None:
+        self.did("waiting")
+
+    def offer_state(
+        self, checkpoint: Checkpoint, round_index: int, attempt: int, from_byte: int
+    ) -> None:
+        """Send the state from ``from_byte`` on, beside everything else."""
+        pair, nursery = self._pair, self._pair_nursery
+        if pair is None or nursery is None:
+            return
+        if pair.sending is not None:
+            # A blob cannot be abandoned half-way on a live edge: the pair is replaced, and the
+            # node asks again when it binds on the new one.
+            self._break_edges("a state is still being sent on this edge")
+            return
+        header = blob.BlobHeader(
+            kind="state",
+            federation=self.ground.federation,
+            round=round_index,
+            attempt=attempt,
+            total_bytes=self.ground.layout.nbytes,
+            offset=from_byte,
+            chunk_bytes=self.ground.capacity_bytes,
+            layout_digest=self.ground.layout.digest,
+            digest_hint=checkpoint.digest,
+        )
+        pair.sending = (checkpoint.digest, trio.CancelScope())
+        nursery.start_soon(self._send_state, pair, checkpoint, header)
+
+    def round_ended(self, round_index: int, attempt: int) -> None:
+        """The attempt is over: nothing more of it is taken in."""
+        self._announcement = None
+        self._announced = trio.Event()
+        if self._receiving is not None and self._receiving_for == (round_index, attempt):
+            self._receiving.cancel()
+        if self._pair is not None:
+            self.did("idle")
+
+    # ---- life ----
+
+    async def serve(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> str:
+        """Serve the node until its link ends; returns why it ended."""
+        self.activity.since = self.activity.seen = trio.current_time()
+        ended = "the node left"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._post)
+            nursery.start_soon(self._keep_edges, desk, spooler, numbers)
+            try:
+                ended = await self._listen(desk)
+            except (LinkLost, FrameError) as error:
+                ended = error.message
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            self._outbox.close()
+            await self.link.close(ended)
+        return ended
+
+    async def _post(self) -> None:
+        async for message in self._letters:
+            try:
+                await self.link.send(codec.encode(message))
+            except LinkLost:
+                return
+
+    def _cut_off(self, code: str, reason: str) -> None:
+        """End the session, whatever it waits for."""
+        self.refused[code] += 1
+        self.activity.last_reason = reason
+        self._listening.cancel()
+
+    # ---- what the node says ----
+
+    async def _listen(self, desk: Desk) -> str:
+        with self._listening:
+            while True:
+                try:
+                    message = codec.decode_from_node(await self.link.receive())
+                except ContractViolation as error:
+                    self.refuse(error.code, error.message, error.remediation)
+                    continue
+                self.activity.seen = trio.current_time()
+                if isinstance(message, messages.Join):
+                    self.refuse("misplaced", "this session has joined already")
+                elif (message.federation, message.epoch) != (self.ground.federation, self.epoch):
+                    self.refuse(
+                        "stale_epoch",
+                        f"a {type(message).__name__} of federation {message.federation[:8]} "
+                        f"epoch {message.epoch}; this is {self.ground.federation[:8]} "
+                        f"epoch {self.epoch}",
+                    )
+                elif isinstance(message, messages.Leave):
+                    return f"left: {message.reason}"
+                else:
+                    await self._take(message, desk)
+        return self.activity.last_reason or "cut off"
+
+    async def _take(self, message: messages.FromNode, desk: Desk) -> None:
+        match message:
+            case messages.Commitment():
+                await self._take_commitment(message, desk)
+            case messages.Update():
+                await self._take_update(message, desk)
+            case messages.Fault():
+                self.activity.last_reason = message.reason
+                self.did("declined")
+                await desk.hear(
+                    outer_round.Declined(
+                        self.node, message.round, message.attempt, message.code, message.reason
+                    )
+                )
+            case messages.Progress():
+                self.did(message.phase, message.done, message.total)
+                desk.announce_change()
+            case messages.Provisioned() if set(message.edges) == set(self.edges):
+                self._provisioned.set()
+            case messages.EdgeLost() if message.edge in self.edges:
+                self._break_edges(message.reason)
+            case _:
+                pass
+
+    async def _take_commitment(self, message: messages.Commitment, desk: Desk) -> None:
+        payload = messages.commitment_payload(
+            message.federation,
+            message.round,
+            message.attempt,
+            message.dataset_root,
+            self.ground.config_hash,
+        )
+        if not identity.verify(self.node, message.signature, payload):
+            self.refuse("signature", "the commitment is not signed by this node's key")
+            return
+        self.did("bound")
+        await desk.hear(
+            outer_round.Committed(
+                self.node,
+                message.round,
+                message.attempt,
+                message.dataset_root,
+                message.signature,
+                message.holds_bytes,
+            )
+        )
+
+    async def _take_update(self, message: messages.Update, desk: Desk) -> None:
+        if not identity.verify(self.node, message.signature, self._payload(message)):
+            self.refuse("signature", "the update is not signed by this node's key")
+            return
+        if message.nbytes != self.ground.layout.nbytes:
+            self.refuse(
+                "contract_violation",
+                f"an update of {message.nbytes} bytes, the layout has {self.ground.layout.nbytes}",
+            )
+            return
+        if reason := desk.expects(self.node, message.round, message.attempt):
+            self.refuse("misplaced", reason)
+            return
+        if self._announcement is not None:
+            self.refuse("duplicate", "a second update of one attempt")
+            return
+        await desk.hear(
+            outer_round.UpdateAnnounced(
+                self.node,
+                message.round,
+                message.attempt,
+                message.digest,
+                message.dataset_root,
+                message.signature,
+            )
+        )
+        self.activity.loss = message.loss
+        self._announcement = message
+        self._announced.set()
+
+    def _payload(self, message: messages.Update) -> bytes:
+        return messages.update_payload(
+            message.federation,
+            message.round,
+            message.attempt,
+            message.dataset_root,
+            message.digest,
+        )
+
+    # ---- edges ----
+
+    def _break_edges(self, reason: str) -> None:
+        self._broken_reason = reason
+        self._broken.set()
+
+    async def _keep_edges(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> None:
+        pause = EDGE_PAUSE_S
+        while self.edge_faults < MAX_EDGE_FAULTS:
+            self._broken, self._provisioned = trio.Event(), trio.Event()
+            try:
+                reason = await self._use_one_pair(desk, spooler, numbers)
+            except LinkLost:
+                return
+            self.edge_faults += 1
+            self.activity.last_reason = reason
+            self.log.warning("edges.broken", reason=reason, faults=self.edge_faults)
+            self.did("edges broken")
+            await desk.hear(outer_round.MemberLost(self.node, "edge_fault", reason))
+            await trio.sleep(pause)
+            pause = min(2 * pause, EDGE_PAUSE_MAX_S)
+        self._cut_off("edge_fault", f"{self.edge_faults} broken pairs of edges")
+
+    async def _use_one_pair(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> str:
+        """Provision a pair, serve it until it breaks, and take it down; returns why."""
+        ground, me = self.ground, self.ground.driver.node
+        state = EdgeSpec(numbers.draw(), me, self.node, ground.capacity_bytes, ground.slots)
+        update = EdgeSpec(numbers.draw(), self.node, me, ground.capacity_bytes, ground.slots)
+        async with _leased(ground.leases, state) as out, _leased(ground.leases, update) as into:
+            rx, tx = RxEnd(update, into, ground.driver), TxEnd(state, out, ground.driver)
+            self.edges = {state.edge: "state", update.edge: "update"}
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(rx.serve)
+                    await self._provision(state, update)
+                    await nursery.start(tx.serve)
+                    self._pair, self._pair_nursery = _Pair(tx, rx), nursery
+                    self.did("idle")
+                    nursery.start_soon(self._receive_updates, self._pair, desk, spooler)
+                    await desk.hear(outer_round.MemberReady(self.node))
+                    await self._broken.wait()
+                    nursery.cancel_scope.cancel()
+            except* EdgeFault as faults:
+                self._broken_reason = str(faults.exceptions[0])
+            finally:
+                self._pair = self._pair_nursery = None
+                self.edges = {}
+        return self._broken_reason
+
+    async def _provision(self, state: EdgeSpec, update: EdgeSpec) -> None:
+        self.tell(
+            messages.Provision(
+                federation=self.ground.federation, epoch=self.epoch, state=state, update=update
+            )
+        )
+        with trio.move_on_after(PROVISION_TIMEOUT_S):
+            await self._provisioned.wait()
+            return
+        raise EdgeFault(f"the node did not provision its edges within {PROVISION_TIMEOUT_S:g} s")
+
+    # ---- state out ----
+
+    async def _send_state(
+        self, pair: _Pair, checkpoint: Checkpoint, header: blob.BlobHeader
+    ) -> None:
+        self.did("fetching", header.offset, header.total_bytes)
+        try:
+            slot = await pair.tx.acquire()
+            pair.tx.filled(slot, blob.header_chunk(header, pair.tx.region.slot(slot)))
+            with checkpoint.weights.open("rb", buffering=0) as file:
+                for start, length in blob.data_ranges(header):
+                    slot = await pair.tx.acquire()
+                    view = pair.tx.region.slot(slot)[:length]
+                    read = partial(
+                        files.read_exactly, file.fileno(), view, checkpoint.data_offset + start
+                    )
+                    await trio.to_thread.run_sync(read)
+                    pair.tx.filled(slot, length)
+                    self.moved["state"] += length
+            slot = await pair.tx.acquire()
+            pair.tx.filled(
+                slot, blob.trailer_chunk(checkpoint.digest, b"", pair.tx.region.slot(slot))
+            )
+        except (EdgeFault, StorageError) as error:
+            self._break_edges(error.message)
+            return
+        self.edge_faults = 0
+        pair.sending = None
+
+    # ---- updates in ----
+
+    async def _receive_updates(self, pair: _Pair, desk: Desk, spooler: Spooler) -> None:
+        while True:
+            try:
+                first = await pair.rx.receive()
+                if first is None:
+                    self._break_edges("the node ended its update stream")
+                    return
+                await self._receive_update(pair.rx, first, desk, spooler)
+            except EdgeFault as error:
+                self._break_edges(error.message)
+                return
+            except PeerError as error:
+                self.refuse(error.code, error.message, error.remediation)
+                self._break_edges(error.message)
+                return
+
+    async def _receive_update(
+        self, rx: RxEnd, first: tuple[SlotIndex, int], desk: Desk, spooler: Spooler
+    ) -> None:
+        announced = await self._announcement_due()
+        at = (announced.round, announced.attempt)
+        self._receiving_for = at
+        with trio.CancelScope() as self._receiving:
+            await self._spool(rx, first, announced, desk, spooler)
+            self.edge_faults = 0
+        if self._receiving.cancelled_caught:
+            raise RoundError(f"round {at[0]} attempt {at[1]} ended before this update was in")
+        self._receiving = None
+
+    async def _announcement_due(self) -> messages.Update:
+        with trio.move_on_after(ANNOUNCEMENT_TIMEOUT_S):
+            while self._announcement is None:
+                await self._announced.wait()
+            return self._announcement
+        raise RoundError(f"an update blob without an Update within {ANNOUNCEMENT_TIMEOUT_S:g} s")
+
+    async def _spool(
+        self,
+        rx: RxEnd,
+        first: tuple[SlotIndex, int],
+        announced: messages.Update,
+        desk: Desk,
+        spooler: Spooler,
+    ) -> None:
+        expected = blob.Expected(
+            kind="update",
+            federation=self.ground.federation,
+            round=announced.round,
+            attempt=announced.attempt,
+            layout=self.ground.layout,
+            digest=announced.digest,
+            max_chunk_bytes=self.ground.capacity_bytes,
+        )
+        payload = self._payload(announced)
+        reader = blob.BlobReader(
+            expected,
+            verify=lambda _, signature: identity.verify(self.node, signature, payload),
+        )
+        spooled = await trio.to_thread.run_sync(spooler.open_update, self.node)
+        try:
+            slot, extent = first
+            while True:
+                take = partial(_take_chunk, reader, spooled, rx.region.slot(slot)[:extent])
+                complete = await trio.to_thread.run_sync(take)
+                rx.consumed(slot)
+                self.moved["update"] += extent
+                if complete is not None:
+                    break
+                chunk = await rx.receive()
+                slot, extent = _inside_blob(chunk)
+        except BaseException:
+            spooled.close()
+            raise
+        desk.keep(self.node, spooled)
+        self.did("sent")
+        await desk.hear(
+            outer_round.BlobArrived(
+                self.node,
+                announced.round,
+                announced.attempt,
+                complete.digest,
+                complete.signature,
+            )
+        )
+
+
+@asynccontextmanager
+async def _leased(leases: ArenaLeases, spec: EdgeSpec) -> AsyncIterator[Region]:
+    region = await leases.lease(spec)
+    try:
+        yield region
+    finally:
+        leases.give_back(region)
+
+
+def _inside_blob(chunk: tuple[SlotIndex, int] | None) -> tuple[SlotIndex, int]:
+    if chunk is None:
+        raise EdgeFault("the stream ended inside a blob")
+    return chunk
+
+
+def _take_chunk(
+    reader: blob.BlobReader, spooled: SpoolFile, chunk: memoryview
+) -> blob.Complete | None:
+    """Hash and spool one chunk; the end of the blob once it is whole.  Runs in a thread."""
+    event = reader.feed(chunk)
+    match event:
+        case blob.Data(offset=offset, view=view):
+            spooled.pwrite(offset, view)
+        case blob.Complete():
+            return event
+        case blob.Header():
+            pass
+    return None

@@ -1,0 +1,350 @@
+"""What the coordinator tells about itself, put together from its parts when it is asked."""
+
+import resource
+from datetime import datetime
+from pathlib import Path
+
+import trio
+
+from lensemble.ctl import replies
+from lensemble.transport.driver import Driver
+from lensemble.version import VERSION
+from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.training import outer_round
+from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
+from lensemble_coord.training.reception import Reception
+from lensemble_coord.training.record import ContributionRecord
+from lensemble_coord.training.rows import Attempt
+from lensemble_coord.training.session import Session
+from lensemble_coord.training.store import Store
+
+PLAIN = "plain: the coordinator sees each update"
+ACTIVITIES = {
+    "fetching": "receiving state",
+    "releasing": "preparing update",
+    "sending": "sending update",
+    "sent": "update sent",
+}
+_TIMERS = {
+    outer_round.RoundState.OPEN: (outer_round.Timer.GRACE, outer_round.Timer.OPEN),
+    outer_round.RoundState.COLLECTING: (outer_round.Timer.COLLECT,),
+    outer_round.RoundState.ABORTED: (outer_round.Timer.RETRY,),
+}
+
+
+class Observer:
+    """Answers "how do things stand?" from the parts of the daemon."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        driver: Driver,
+        rounds: Rounds,
+        reception: Reception,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._driver = driver
+        self._rounds = rounds
+        self._reception = reception
+        self._since = trio.current_time()
+
+    def status(self) -> replies.CoordinatorStatus:
+        """The whole status, from memory only, so that it answers while a round is busy."""
+        rounds, store = self._rounds, self._store
+        return replies.CoordinatorStatus(
+            name=self._config.name,
+            node=self._driver.node,
+            version=VERSION,
+            addresses=self._driver.addresses(),
+            uptime_s=trio.current_time() - self._since,
+            federation=store.federation,
+            workload=store.workload.name,
+            config_hash=store.workload.digest,
+            digest=rounds.state.ground.digest,
+            aggregation=PLAIN,
+            round=self._round(),
+            run=self._run(),
+            last_round=self._last_round(),
+            participants=self._participants(),
+            edges=self._edges(),
+            refused=self._refused(),
+            storage=replies.StorageStatus(
+                state_dir=str(store.directory.root),
+                records=rounds.state.ground.round + 1,
+                checkpoints=store.checkpoints_kept,
+                checkpoint_bytes=store.checkpoints_kept * store.layout.nbytes,
+                spool_bytes=store.spool.memory_bytes + store.spool.disk_bytes,
+                free_bytes=store.free_bytes(),
+            ),
+            rss_bytes=rss_bytes(),
+            alerts=tuple(alert for alert in (outer_step_alert(store),) if alert),
+        )
+
+    def _round(self) -> replies.RoundStatus:
+        state, ground = self._rounds.state, self._rounds.state.ground
+        public = outer_round.public_state(state)
+        waiting = outer_round.waiting(state)
+        now = trio.current_time()
+        due = [
+            self._rounds.deadlines[timer] - now
+            for timer in _TIMERS.get(public, ())
+            if timer in self._rounds.deadlines
+        ]
+        bound, arrived = _counts(state)
+        return replies.RoundStatus(
+            index=max(0, ground.round - 1)
+            if isinstance(state, outer_round.Closed)
+            else ground.round,
+            attempt=ground.attempt,
+            state=str(public),
+            reason=waiting.reason,
+            since_s=now - self._rounds.since,
+            deadline_in_s=max(0.0, min(due)) if due else None,
+            waiting_on=tuple(self._rounds.name(node) for node in waiting.on),
+            quorum=ground.rules.quorum,
+            bound=bound,
+            arrived=arrived,
+        )
+
+    def _run(self) -> replies.RunStatus | None:
+        run = self._store.run
+        if run is None:
+            return None
+        return replies.RunStatus(
+            run=run.run,
+            rounds=run.requested,
+            closed=run.done,
+            remaining=run.requested - run.done,
+            attempts_aborted=self._rounds.aborted_in_run,
+            elapsed_s=trio.current_time() - self._rounds.run_since,
+        )
+
+    def _last_round(self) -> replies.RoundSummary | None:
+        for _, news in reversed(self._rounds.news):
+            if isinstance(news, RoundEnded) and news.closed:
+                return self.closed(news)
+        return None
+
+    def closed(self, news: RoundEnded) -> replies.RoundSummary:
+        """A round that closed while this daemon runs."""
+        return replies.RoundSummary(
+            index=news.round,
+            attempt=news.attempt,
+            contributors=tuple(self._rounds.name(node) for node in news.contributors),
+            digest=news.digest,
+            seconds=sum(news.seconds.values()),
+        )
+
+    def ended(self, news: RunEnded) -> replies.RunEnded:
+        return replies.RunEnded(
+            run=news.run,
+            rounds=news.rounds,
+            closed=news.closed,
+            completed=news.completed,
+            digest=news.digest,
+            seconds=news.seconds,
+            code=news.code,
+            reason=news.reason,
+            remediation=_REMEDIES.get(news.code, "") if not news.completed else "",
+        )
+
+    def aborted(self, news: RoundEnded) -> replies.RoundAborted:
+        return replies.RoundAborted(
+            index=news.round,
+            attempt=news.attempt,
+            code=news.code,
+            reason=news.reason,
+            next="another attempt follows" if news.retries else "the run ends",
+        )
+
+    def _participants(self) -> tuple[replies.ParticipantStatus, ...]:
+        now = trio.current_time()
+        here = [self._present(each, now) for each in self._rounds.sessions.values()]
+        gone = [
+            replies.ParticipantStatus(
+                name=self._rounds.name(node),
+                node=node,
+                connected=False,
+                activity="away",
+                last_seen_s=now - departure.at,
+                last_reason=departure.reason,
+            )
+            for node, departure in self._reception.departed.items()
+        ]
+        return tuple(sorted((*here, *gone), key=lambda each: (each.name, each.node)))
+
+    def _present(self, session: Session, now: float) -> replies.ParticipantStatus:
+        doing, link = session.activity, session.link.facts()
+        steps = doing.phase == "training"
+        return replies.ParticipantStatus(
+            name=session.name,
+            node=session.node,
+            connected=True,
+            activity=ACTIVITIES.get(doing.phase, doing.phase),
+            step=doing.done if steps else 0,
+            steps=doing.total if steps else 0,
+            bytes=0 if steps else doing.done,
+            total_bytes=0 if steps else doing.total,
+            loss=doing.loss,
+            last_seen_s=now - doing.seen,
+            rtt_ms=link.rtt_ms,
+            path=f"{link.path} {link.remote}",
+            epoch=session.epoch,
+            contributions=doing.contributions,
+            refused=dict(session.refused),
+            last_reason=doing.last_reason,
+        )
+
+    def _edges(self) -> tuple[replies.EdgeStatus, ...]:
+        return tuple(
+            replies.EdgeStatus(
+                id=edge,
+                peer=session.name,
+                direction="tx" if kind == "state" else "rx",
+                state="ready" if session.ready else "provisioning",
+                bytes=session.moved[kind],
+            )
+            for session in self._rounds.sessions.values()
+            for edge, kind in session.edges.items()
+        )
+
+    def _refused(self) -> dict[str, int]:
+        counts = dict(self._reception.refused)
+        for reason, count in self._driver.refused().items():
+            counts[f"transport:{reason}"] = count
+        if self._rounds.journal.dropped:
+            counts["journal:full"] = self._rounds.journal.dropped
+        return counts
+
+    # ---- history, from the ledger: call these in a thread ----
+
+    def rounds(self, limit: int) -> replies.RoundList:
+        """The latest committed rounds, newest last."""
+        with self._store.reading:
+            ledger = self._store.ledger
+            newest = ledger.tail().round
+            start = max(0, newest - limit + 1)
+            attempts = {(a.round, a.attempt): a for a in ledger.attempts(start)}
+            return replies.RoundList(
+                rounds=tuple(
+                    self._summary(
+                        each.record,
+                        each.committed_at,
+                        attempts.get((each.record.round, each.record.attempt)),
+                    )
+                    for each in ledger.committed(start)
+                )
+            )
+
+    def round(self, index: int) -> replies.RoundDetail | None:
+        """One committed round in full; None if there is none of that index."""
+        with self._store.reading:
+            ledger = self._store.ledger
+            found = next(ledger.committed(index, index + 1), None)
+            attempts = ledger.attempts(index, index + 1)
+        if found is None:
+            return None
+        record = found.record
+        attempt = next((a for a in attempts if a.attempt == record.attempt), None)
+        news = self._remembered(index)
+        return replies.RoundDetail(
+            round=self._summary(record, found.committed_at, attempt),
+            prior_digest=record.prior_digest or "",
+            momentum_digest=record.momentum_digest or "",
+            field_sum_digest=record.field_sum_digest or "",
+            config_hash=record.config_hash,
+            record_hash=found.record_hash,
+            previous_record_hash=record.prev_record_hash or "",
+            contributors=tuple(
+                replies.Contributor(
+                    name=self._rounds.name(each.node),
+                    node=each.node,
+                    dataset_root=each.dataset_root,
+                    update_digest=each.update_digest,
+                )
+                for each in record.contributors
+            ),
+            dropped={self._rounds.name(d.node): d.reason for d in news.dropped} if news else {},
+            seconds_by_state=news.seconds if news else {},
+        )
+
+    def _remembered(self, index: int) -> RoundEnded | None:
+        for _, news in self._rounds.news:
+            if isinstance(news, RoundEnded) and news.closed and news.round == index:
+                return news
+        return None
+
+    def _summary(
+        self, record: ContributionRecord, committed_at: str, attempt: Attempt | None
+    ) -> replies.RoundSummary:
+        closed = datetime.fromisoformat(committed_at).timestamp()
+        seconds = None
+        if attempt is not None and attempt.opened_at:
+            seconds = closed - datetime.fromisoformat(attempt.opened_at).timestamp()
+        return replies.RoundSummary(
+            index=record.round,
+            attempt=record.attempt,
+            contributors=tuple(self._rounds.name(each.node) for each in record.contributors),
+            digest=record.next_digest,
+            seconds=seconds,
+            closed_unix_s=closed,
+        )
+
+    def checkpoints(self) -> replies.CheckpointList:
+        """The checkpoints that are kept, oldest first."""
+        with self._store.reading:
+            weights = self._store.ledger.present("weights")
+            sums = self._store.ledger.present("sum")
+        return replies.CheckpointList(
+            checkpoints=tuple(
+                replies.CheckpointEntry(
+                    round=index,
+                    digest=digest,
+                    bytes=self._store.layout.nbytes,
+                    path=str(self._store.directory.checkpoint(digest).absolute()),
+                    verifiable=index in sums,
+                )
+                for index, digest in sorted(weights.items())
+            )
+        )
+
+
+_REMEDIES = {
+    "fault_tolerance_exceeded": "Start more nodes or look at them with `lensemblectl status`, "
+    "then run again.",
+    "stopped": "Start a new run with `lensemblectl run --rounds N`.",
+    "commitment_mismatch": "Find out why that node's dataset changed during the round.",
+    "agg_nondeterministic": "Suspect memory or disk of this host; test them before going on.",
+}
+
+
+def _counts(state: outer_round.State) -> tuple[int, int]:
+    match state:
+        case outer_round.Open():
+            return len(state.bound), 0
+        case outer_round.Collecting():
+            return len(state.expected), len(state.verified)
+        case outer_round.Aggregating() | outer_round.Aligning() | outer_round.Committing():
+            return len(state.contributors), len(state.contributors)
+        case _:
+            return 0, 0
+
+
+def outer_step_alert(store: Store) -> str:
+    """A sentence if the outer step overshoots by its terms; empty otherwise."""
+    outer = store.workload.outer
+    gain = outer.lr / (1.0 - outer.momentum)
+    if gain <= 2.0:
+        return ""
+    return (
+        f"outer.lr {outer.lr:g} with momentum {outer.momentum:g} moves {gain:.1f} times the mean "
+        "update in the long run; at tens of rounds 0.7 with momentum 0.5 learns better"
+    )
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process, in bytes."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()

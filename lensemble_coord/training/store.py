@@ -1,0 +1,290 @@
+"""Everything the rounds keep on disk, behind one door; all methods block, call them in a thread.
+
+Opening a state directory is recovery: the tail of the ledger says what the global state is, and
+what the ledger does not name is removed.
+"""
+
+import math
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from lensemble import checkpoint, seeds, workload
+from lensemble.checkpoint import Checkpoint, Lineage
+from lensemble.errors import ConfigError, LedgerIntegrityError
+from lensemble.ids import Digest, FederationId, NodeId
+from lensemble.params import ParamLayout
+from lensemble.workload import Workload
+from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.roster import Invitation
+from lensemble_coord.training import aggregate, commit, manifest, record
+from lensemble_coord.training.directory import StateDirectory
+from lensemble_coord.training.ledger import Ledger
+from lensemble_coord.training.outer_optimizer import OuterStep, step_terms
+from lensemble_coord.training.outer_round import Contribution
+from lensemble_coord.training.rows import Event, Run, RunState
+from lensemble_coord.training.spool import Spool, SpoolFile
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where the federation stands: the next round, its next attempt, the state it starts from."""
+
+    round: int
+    attempt: int
+    digest: Digest
+
+
+class Store:
+    """The coordinator's state directory, opened and recovered.
+
+    Raises:
+        ConfigError: the workload or the warm start is not the one the ledger was begun with.
+        LedgerIntegrityError, CheckpointIntegrityError: what the ledger names is not sound.
+        StorageError: the directory cannot be used.
+    """
+
+    def __init__(self, config: CoordinatorConfig, terms: Workload) -> None:
+        self.config = config
+        self.workload = terms
+        self.layout: ParamLayout = workload.layout(terms)
+        self.directory = StateDirectory(config.state_dir)
+        storage = config.storage
+        self._retention = commit.Retention(
+            storage.keep_last, storage.keep_every, storage.verify_keep_rounds
+        )
+        self._lock = threading.RLock()
+        self._ledger = self._open_ledger()
+        self.federation: FederationId = self._ledger.federation
+        self._members = self._ledger.roster()
+        self._run: Run | None = self._ledger.unfinished_run()
+        self._ledger.interrupt_attempts()
+        commit.sweep(self.directory, self._ledger)
+        self.spool = Spool(
+            self.directory.spool, config.storage.spool_memory_bytes, self.layout.nbytes
+        )
+        self.checkpoint(self._ledger.tail().next_digest)
+        self._kept = len(self._ledger.present("weights"))
+
+    # ---- opening ----
+
+    def _open_ledger(self) -> Ledger:
+        path = self.directory.ledger
+        if not path.exists():
+            return self._begin(path)
+        ledger = Ledger(path)
+        if ledger.workload.digest != self.workload.digest:
+            ledger.close()
+            raise ConfigError(
+                f"{self.config.workload} has the config hash {self.workload.digest[:16]}, the "
+                f"federation in {self.directory.root} was begun with {ledger.workload.digest[:16]}",
+                "Restore the workload file, or begin a new federation in another state_dir.",
+            )
+        return ledger
+
+    def _begin(self, path: Path) -> Ledger:
+        """Make the genesis: the warm start as a checkpoint, and a ledger that names it."""
+        lineage = Lineage("weights", record.GENESIS_ROUND, self.workload.digest)
+        root = self.directory.checkpoints
+        if self.config.warm_start is None:
+            flat = workload.initial_parameters(self.workload)
+        else:
+            flat = checkpoint.import_weights(self.config.warm_start, self.layout)
+        first = checkpoint.write_flat(root, self.layout, lineage, flat)
+        federation = FederationId(secrets.token_hex(16))
+        genesis = record.genesis(federation, self.workload, self.layout, first.digest)
+        return Ledger.create(path, federation, self.workload, genesis)
+
+    @property
+    def checkpoints_kept(self) -> int:
+        return self._kept
+
+    def close(self) -> None:
+        with self._lock:
+            self._ledger.close()
+
+    # ---- where it stands ----
+
+    @property
+    def position(self) -> Position:
+        with self._lock:
+            tail = self._ledger.tail()
+            return Position(
+                tail.round + 1, self._ledger.next_attempt(tail.round + 1), tail.next_digest
+            )
+
+    def tail(self) -> record.ContributionRecord:
+        with self._lock:
+            return self._ledger.tail()
+
+    @property
+    def ledger(self) -> Ledger:
+        """For reading, by what answers questions; hold ``reading`` meanwhile."""
+        return self._ledger
+
+    @property
+    def reading(self) -> threading.RLock:
+        return self._lock
+
+    def checkpoint(self, digest: Digest) -> Checkpoint:
+        return checkpoint.open_checkpoint(self.directory.checkpoint(digest))
+
+    # ---- runs and attempts ----
+
+    @property
+    def unfinished_rounds(self) -> int:
+        return 0 if self._run is None else max(0, self._run.requested - self._run.done)
+
+    @property
+    def run(self) -> Run | None:
+        """The run that is under way."""
+        return self._run
+
+    def begin_run(self, rounds: int) -> Run:
+        """Write the manifest, then record the run."""
+        with self._lock:
+            manifest.begin_run(self.directory, self._ledger, rounds)
+            run = self._ledger.unfinished_run()
+            if run is None:
+                raise LedgerIntegrityError(
+                    f"{self.directory.ledger} does not hold a run just begun"
+                )
+            self._run = run
+            return run
+
+    def finish_run(self, completed: bool, code: str, reason: str) -> None:
+        with self._lock:
+            if self._run is not None:
+                state: RunState = "completed" if completed else "stopped"
+                self._ledger.end_run(self._run.run, state, code, reason)
+                self._run = None
+
+    def begin_attempt(self, round_index: int, attempt: int) -> None:
+        with self._lock:
+            self._ledger.begin_attempt(round_index, attempt, self._run.run if self._run else "")
+
+    def abort_attempt(self, round_index: int, attempt: int, code: str, reason: str) -> None:
+        with self._lock:
+            self._ledger.end_attempt(round_index, attempt, "aborted", code, reason)
+
+    # ---- updates ----
+
+    def open_update(self, node: NodeId) -> SpoolFile:
+        """A spool for one update; see ``Spool.open``."""
+        with self._lock:
+            return self.spool.open(node, self.layout.nbytes)
+
+    def derive_sum(self, updates: Sequence[SpoolFile]) -> Digest:
+        """Sum twice and compare; the digest of the stored sum."""
+        facts = aggregate.derive_sum(updates, self.layout, self.workload.field, self.directory.sums)
+        return facts.field_sum_digest
+
+    def diagnose(self, field_sum: Digest, contributors: int) -> float:
+        """The L2 norm of the mean update; for people, not part of the committed path."""
+        step = OuterStep(step_terms(self.workload, contributors))
+        square = 0.0
+        for words in aggregate.sum_pieces(self.directory.sum(field_sum), self.layout):
+            mean = step.mean(np.frombuffer(words, dtype=np.uint32)).astype(np.float64)
+            square += float(np.sum(mean * mean))
+        return math.sqrt(square)
+
+    def commit(
+        self,
+        round_index: int,
+        attempt: int,
+        field_sum: Digest,
+        contributions: Sequence[Contribution],
+    ) -> Digest:
+        """Take the outer step, make it durable, append the record; the new global digest."""
+        contributors = tuple(
+            record.Contributor(
+                node=each.node,
+                dataset_root=each.dataset_root,
+                update_digest=each.digest,
+                commitment_signature=each.commitment_signature.hex(),
+                update_signature=each.update_signature.hex(),
+            )
+            for each in contributions
+        )
+        with self._lock:
+            tail = self._ledger.tail()
+        inputs = commit.StepInputs(
+            round_index, tail.next_digest, tail.momentum_digest, field_sum, len(contributors)
+        )
+        prepared = commit.apply_outer_step(self.directory, self.workload, self.layout, inputs)
+        committed = record.ContributionRecord(
+            federation=self.federation,
+            round=round_index,
+            attempt=attempt,
+            contributors=contributors,
+            c_t=len(contributors),
+            prior_digest=tail.next_digest,
+            next_digest=prepared.next_digest,
+            prior_momentum_digest=tail.momentum_digest,
+            momentum_digest=prepared.momentum_digest,
+            field_sum_digest=field_sum,
+            config_hash=self.workload.digest,
+            layout_digest=self.layout.digest,
+            sketch_seed=seeds.sketch(self.workload.root_seed, round_index),
+            prev_record_hash=record.record_hash(tail),
+        )
+        with self._lock:
+            self._ledger.append(committed, self._run.run if self._run else "")
+            if self._run is not None:
+                self._run = msgspec.structs.replace(self._run, done=self._run.done + 1)
+            commit.retire(self.directory, self._ledger, self._retention)
+            self._kept = len(self._ledger.present("weights"))
+        return prepared.next_digest
+
+    # ---- roster ----
+
+    def name(self, node: NodeId) -> str:
+        member = self._members.get(node)
+        return member.name if member is not None else node[:12]
+
+    def admitted_before(self, node: NodeId) -> bool:
+        return node in self._members
+
+    def invitation(self, secret_hash: str) -> Invitation | None:
+        with self._lock:
+            found = self._ledger.invite(secret_hash)
+        return None if found is None else Invitation(found.expires, found.uses_left)
+
+    def add_invite(self, secret_hash: str, expires: float, uses: int) -> None:
+        with self._lock:
+            self._ledger.add_invite(secret_hash, expires, uses)
+
+    def admit(self, node: NodeId, name: str, by: str, secret_hash: str = "") -> bool:
+        """Put ``node`` on the roster; False if its invite has no use left."""
+        with self._lock:
+            done = self._ledger.admit(node, name, by, secret_hash)
+            self._members = self._ledger.roster()
+            return done
+
+    # ---- events and facts ----
+
+    def note(self, events: Sequence[dict[str, object]]) -> None:
+        with self._lock:
+            self._ledger.note(events)
+
+    def events(self, after: int, limit: int) -> list[Event]:
+        with self._lock:
+            return self._ledger.events(after, limit)
+
+    def newest_event(self) -> int:
+        """Number of the latest event, 0 if there is none."""
+        with self._lock:
+            return self._ledger.newest_event()
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.directory.root).free
+
+
+def unix_now() -> float:
+    """Seconds since the epoch, for dates that people and invites carry; never for timers."""
+    return time.time_ns() / 1e9
