@@ -1,7 +1,7 @@
 """What tests of the round machine share: short names for its events, and an audit of every step."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -48,9 +48,11 @@ def signature(node: NodeId) -> bytes:
     return node[:64].encode()
 
 
-def closed(*here: NodeId, **rules: Any) -> r.Closed:
+def closed(*here: NodeId, **rules: object) -> r.Closed:
     return r.Closed(
-        r.Ground(replace(RULES, **rules), round=0, attempt=0, digest=PRIOR, here=tuple(sorted(here)))
+        r.Ground(
+            replace(RULES, **rules), round=0, attempt=0, digest=PRIOR, here=tuple(sorted(here))
+        )
     )
 
 
@@ -64,14 +66,12 @@ def declined(
     return r.Declined(node, *at, code, reason)
 
 
-def announced(
-    node: NodeId, at: tuple[int, int] = (0, 0), **other: Any
-) -> r.UpdateAnnounced:
+def announced(node: NodeId, at: tuple[int, int] = (0, 0), **other: object) -> r.UpdateAnnounced:
     said = r.UpdateAnnounced(node, *at, update_digest(node), root(node), signature(node))
     return replace(said, **other)
 
 
-def arrived(node: NodeId, at: tuple[int, int] = (0, 0), **other: Any) -> r.BlobArrived:
+def arrived(node: NodeId, at: tuple[int, int] = (0, 0), **other: object) -> r.BlobArrived:
     return replace(r.BlobArrived(node, *at, update_digest(node), signature(node)), **other)
 
 
@@ -157,19 +157,9 @@ class RoundAudit:
             case CancelTimer(timer=timer):
                 self.armed.discard(timer)
             case r.OpenRound():
-                at = (action.round, action.attempt)
-                assert self.opened is None, f"{at} opened while {self.opened} is open"
-                assert at > self.last_opened, "an attempt number came twice"
-                assert (action.nodes, action.digest) == (ground.here, ground.digest)
-                self.opened = self.last_opened = at
+                self._see_open(action)
             case r.AnnounceClose() | r.AnnounceAbort():
-                assert (action.round, action.attempt) == self.opened
-                assert action.digest == ground.digest
-                self.opened = None
-                if isinstance(action, r.AnnounceClose):
-                    assert isinstance(before, r.Committing)
-                    assert action.contributors == tuple(c.node for c in before.contributors)
-                    self.closes.append(action)
+                self._see_end(action, before)
             case r.DeriveSum() | r.Diagnose() | r.Commit():
                 assert isinstance(self.state, FROZEN)
                 assert action.contributors == self.state.contributors
@@ -189,6 +179,23 @@ class RoundAudit:
                 self.finished.append(action)
             case _:
                 pass
+
+    def _see_open(self, action: r.OpenRound) -> None:
+        ground = self.state.ground
+        at = (action.round, action.attempt)
+        assert self.opened is None, f"{at} opened while {self.opened} is open"
+        assert at > self.last_opened, "an attempt number came twice"
+        assert (action.nodes, action.digest) == (ground.here, ground.digest)
+        self.opened = self.last_opened = at
+
+    def _see_end(self, action: r.AnnounceClose | r.AnnounceAbort, before: r.State) -> None:
+        assert (action.round, action.attempt) == self.opened
+        assert action.digest == self.state.ground.digest
+        self.opened = None
+        if isinstance(action, r.AnnounceClose):
+            assert isinstance(before, r.Committing)
+            assert action.contributors == tuple(c.node for c in before.contributors)
+            self.closes.append(action)
 
     def _check_digest(self, before: r.State, event: r.Event) -> None:
         old, new = before.ground, self.state.ground
@@ -218,7 +225,7 @@ class RoundAudit:
 class Play(RoundAudit):
     """A playbook: events in, and what was asked for in return."""
 
-    def __init__(self, *here: NodeId, **rules: Any) -> None:
+    def __init__(self, *here: NodeId, **rules: object) -> None:
         super().__init__(closed(*here, **rules))
 
     def feed(self, *events: r.Event) -> tuple[r.Action, ...]:

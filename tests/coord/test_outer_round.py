@@ -242,9 +242,7 @@ def test_words_that_do_not_fit_an_open_round(event: r.FromPeer, code: str) -> No
 def test_elastic_completion_at_the_collect_timeout() -> None:
     play = Play(A, B, C).opens().collects(A, B, C)
     play.sends(A, C)
-    assert r.waiting(play.state) == r.Waiting(
-        "waiting for 1 of 3 updates (have 2, quorum 2)", (B,)
-    )
+    assert r.waiting(play.state) == r.Waiting("waiting for 1 of 3 updates (have 2, quorum 2)", (B,))
     actions = play.feed(expired(r.Timer.COLLECT))
     assert kinds(actions) == ["CancelTimer", "DropUpdate", "DeriveSum"]
     assert [c.node for c in only(actions, r.DeriveSum).contributors] == [A, C]
@@ -480,9 +478,7 @@ def test_outcomes_of_an_older_attempt_are_ignored() -> None:
     assert play.state == before
 
 
-@pytest.mark.parametrize(
-    "event", [summed(), diagnosed(), failed()], ids=lambda e: type(e).__name__
-)
+@pytest.mark.parametrize("event", [summed(), diagnosed(), failed()], ids=lambda e: type(e).__name__)
 def test_outcomes_that_come_after_an_abort_are_ignored(event: r.FromWork) -> None:
     play = at_phase(r.Aggregating)
     play.feed(r.AbortAsked("enough"))
