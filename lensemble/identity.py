@@ -53,29 +53,34 @@ def load(path: Path) -> Identity:
         StorageError: not a regular file of 32 bytes that only its owner can read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(
             f"cannot read the identity key {path}: {error.strerror}",
             "Restore the file from a copy, or remove it to become a new node.",
         ) from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         facts = os.fstat(fd)
-        mode = stat.S_IMODE(facts.st_mode)
-        if not stat.S_ISREG(facts.st_mode):
-            raise StorageError(f"the identity key {path} is not a regular file")
-        if mode & 0o077:
-            raise StorageError(
-                f"the identity key {path} has mode {mode:04o}: others can use it",
-                f"Run `chmod 600 {path}`; if others may have read it, become a new node instead.",
-            )
-        seed = file.read(SEED_BYTES + 1)
+        _check_private(path, facts.st_mode)
+        seed = os.read(fd, SEED_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(seed) != SEED_BYTES or facts.st_size != SEED_BYTES:
         raise StorageError(
             f"the identity key {path} has {facts.st_size} bytes; a key has {SEED_BYTES}",
             "Restore the file from a copy, or remove it to become a new node.",
         )
     return Identity(seed)
+
+
+def _check_private(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise StorageError(f"the identity key {path} is not a regular file")
+    if mode & 0o077:
+        raise StorageError(
+            f"the identity key {path} has mode {stat.S_IMODE(mode):04o}: others can use it",
+            f"Run `chmod 600 {path}`; if others may have read it, become a new node instead.",
+        )
 
 
 def load_or_create(path: Path) -> Identity:

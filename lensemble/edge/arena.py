@@ -134,6 +134,10 @@ class Arena:
         self._leased.remove(region.place)
         self._map.madvise(mmap.MADV_REMOVE, region.offset, region.nbytes)
 
+    def close(self) -> None:
+        """Close the file; the mapping ends when the last view of a slot is gone."""
+        os.close(self.fd)
+
     def leased_bytes(self) -> int:
         """Address space that is leased now."""
         return sum(place.nbytes for place in self._leased)

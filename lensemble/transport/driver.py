@@ -128,7 +128,7 @@ class Driver(Protocol):
         """Counts of what was refused, by reason: ``unknown_edge``, ``handshake``, ``frame``, ..."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started once addresses are known.  Closes everything on the way out."""
+        """Serve until cancelled, then close everything; started once addresses are known."""
 
     async def dial(self, peer: PeerAddress) -> Link:
         """Connect.

@@ -32,7 +32,7 @@ class MemoryNetwork:
     # ---- scripting ----
 
     def between(self, one: NodeId, other: NodeId) -> Weather:
-        """The weather between two nodes; its ``delay_s``, ``jitter_s``, ``tear_after`` can be set."""
+        """The weather between two nodes, to be set."""
         pair = frozenset((one, other))
         if pair not in self._weather:
             label = "weather:" + ":".join(sorted(pair))

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import pytest
@@ -67,9 +67,11 @@ async def linked(rig: Rig, near: int = 0, far: int = 1) -> Pair:
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not holds():
-            await trio.sleep(0.01)
+    for _ in range(1000):
+        if holds():
+            return
+        await trio.sleep(PATIENCE_S / 1000)
+    pytest.fail(f"it did not come true within {PATIENCE_S} s")
 
 
 # ---- links ----
@@ -110,10 +112,8 @@ async def test_peers_that_dial_each_other_at_once_end_with_one_link(rig: Rig) ->
     one, other = await rig.start(0), await rig.start(1)
 
     async def dial(driver: EndpointDriver, peer: EndpointDriver) -> None:
-        try:
+        with suppress(LinkLost):
             await driver.dial(at(peer))
-        except LinkLost:
-            pass
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dial, one, other)
@@ -223,7 +223,7 @@ async def test_cancelled_control_calls_lose_nothing(rig: Rig) -> None:
                 assert payload[:4] == index.to_bytes(4, "little")
                 assert len(payload) == 4 * (1 + index % 50 * 100)
                 index += 1
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
@@ -366,7 +366,7 @@ async def test_cancelled_receives_lose_nothing(rig: Rig) -> None:
                 if extent is not None:
                     assert slot[:extent] == bytes([len(received) % 251]) * extent
                 received.append(extent)
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
     assert received == [*sizes, None]
 
 
