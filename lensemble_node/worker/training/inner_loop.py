@@ -132,9 +132,11 @@ class Learner:
             for moment in _MOMENTS
         }
         if found and found != wanted:
+            differ = sorted(k for k in found.keys() | wanted if found.get(k) != wanted.get(k))
+            name = differ[0]
             raise CheckpointIntegrityError(
-                f"the local training state has {sorted(found.items())}; the model and this data "
-                f"need {sorted(wanted.items())}",
+                f"{name!r} of the local training state has shape {found.get(name)}; model and data "
+                f"need {wanted.get(name)}",
                 "Remove `local/` of the state directory: the node starts with a fresh action head.",
             )
 
