@@ -9,8 +9,9 @@ import numpy as np
 import trio
 
 from lensemble import blob, identity, workload
-from lensemble.edge.arena import Arena
+from lensemble.edge.arena import Arena, Region
 from lensemble.edge.spec import EdgeSpec
+from lensemble.errors import EdgeFault, LinkLost
 from lensemble.ids import Digest
 from lensemble.transport.driver import Driver, PeerAddress
 from lensemble.transport.ends import RxEnd, TxEnd
@@ -61,7 +62,10 @@ class ScriptedNode:
 
     async def _listen(self) -> None:
         while True:
-            message = codec.decode_from_coordinator(await self.link.receive())
+            try:
+                message = codec.decode_from_coordinator(await self.link.receive())
+            except LinkLost:
+                return
             if isinstance(message, messages.Welcome):
                 self.welcome = message
             if isinstance(message, messages.Provision):
@@ -82,6 +86,15 @@ class ScriptedNode:
                     return message
             await news.wait()
 
+    async def wait_for_one(self, *kinds: type[msgspec.Struct]) -> msgspec.Struct:
+        """The first message of any of ``kinds``."""
+        while True:
+            news = self.news
+            for message in self.heard:
+                if isinstance(message, kinds):
+                    return message
+            await news.wait()
+
     async def _provision(self, message: messages.Provision) -> None:
         async with trio.open_nursery() as nursery:
             rx = RxEnd(message.state, self._region(message.state), self.driver)
@@ -97,13 +110,19 @@ class ScriptedNode:
             )
             await self._take_states(rx)
 
-    def _region(self, spec: EdgeSpec):
+    def _region(self, spec: EdgeSpec) -> Region:
         region = self.arena.lease(spec)
         assert region is not None
         return region
 
     async def _take_states(self, rx: RxEnd) -> None:
-        while (chunk := await rx.receive()) is not None:
+        while True:
+            try:
+                chunk = await rx.receive()
+            except EdgeFault:
+                return
+            if chunk is None:
+                return
             slot, extent = chunk
             raw = bytes(rx.region.slot(slot)[:extent])
             rx.consumed(slot)

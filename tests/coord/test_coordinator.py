@@ -1,18 +1,22 @@
-"""The coordinator's ``serve`` over the memory driver, with scripted nodes; time is a mock clock's."""
+"""The coordinator's ``serve`` over the memory driver, with scripted nodes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import trio
 
-from lensemble import identity
+from lensemble import identity, ticket
 from lensemble.checkpoint import open_checkpoint
+from lensemble.ctl import replies, requests
+from lensemble.ids import Digest
 from lensemble.transport.memory_driver import MemoryNetwork
+from lensemble.wire import messages
 from lensemble.workload import NoopTask, Outer, Workload
 from lensemble_coord import daemon
-from lensemble_coord.config import CoordinatorConfig, EdgesSection, RoundsSection
+from lensemble_coord.config import CoordinatorConfig, EdgesSection, ListenSection, RoundsSection
 from lensemble_coord.training import outer_round
 from tests.coord.scripted_node import ScriptedNode
 
@@ -54,6 +58,7 @@ async def bench(tmp_path: Path, **rules: object) -> AsyncIterator[Bench]:
         state_dir=tmp_path / "state",
         workload=tmp_path / "workload.toml",
         edges=SMALL,
+        listen=ListenSection(advertise=("127.0.0.1:7707",)),
         rounds=RoundsSection(**rules),
     )
     me = identity.generate()
@@ -87,3 +92,175 @@ async def test_rounds_close_and_the_state_moves_by_the_mean(tmp_path: Path) -> N
         assert status.round.state == "closed"
         assert [each.contributions for each in status.participants] == [2, 2]
         assert len(a.states) == 2
+
+
+async def _bound_pair(
+    coordinator: Bench, a: ScriptedNode, b: ScriptedNode
+) -> tuple[messages.RoundOpen, messages.RoundOpen]:
+    openings = []
+    for node in (a, b):
+        opening = await node.wait_for(messages.RoundOpen)
+        await node.bind(opening)
+        openings.append(opening)
+    await coordinator.state(outer_round.Collecting)
+    return openings[0], openings[1]
+
+
+async def test_a_lost_node_is_left_out_and_a_quorum_closes(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path, open_grace_s=60.0) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+    ):
+        await coordinator.serving.wait_for_nodes(3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(a.take_part, 1)
+            nursery.start_soon(b.take_part, 2)
+            await c.bind(await c.wait_for(messages.RoundOpen))
+            await c.wait_for(messages.Collect)
+            status = coordinator.serving.answers.observer.status()
+            assert "c" in status.round.waiting_on
+            coordinator.network.cut(c.me.node, coordinator.hub, "killed")
+        (closed,) = coordinator.serving.closed_rounds
+        assert sorted(closed.contributors) == sorted([a.me.node, b.me.node])
+        assert [d.node for d in closed.dropped] == [c.me.node]
+
+
+async def test_misbehaviour_is_refused_counted_and_moves_nothing(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            opening, other = await _bound_pair(coordinator, a, b)
+            fields = a.fields(opening)
+            for wrong in ({"epoch": 1}, {"federation": "0" * 32}):
+                await a.say(messages.Fault(**{**fields, **wrong}, code="x", reason="x"))
+                assert (await a.wait_for(messages.Refused)).code == "stale_epoch"
+            await a.bind(opening)
+            assert (await a.wait_for(messages.Refused)).code == "misplaced"
+            await a.announce(other_round(opening), a.words(1))
+            assert (await a.wait_for(messages.Refused)).code == "misplaced"
+            signature = await a.announce(opening, a.words(1))
+            await a.announce(opening, a.words(2))
+            assert (await a.wait_for(messages.Refused)).code == "duplicate"
+            assert isinstance(coordinator.rounds.state, outer_round.Collecting)
+            await a.send(opening, a.words(1), signature)
+            signature = await b.announce(other, b.words(3))
+            await b.send(other, b.words(3), signature)
+            close = await a.wait_for(messages.RoundClose)
+        assert close.outcome == "closed"
+        assert sum(coordinator.rounds.sessions[a.me.node].refused.values()) == 5
+
+
+def other_round(opening: messages.RoundOpen) -> messages.RoundOpen:
+    return msgspec.structs.replace(opening, round=opening.round + 1)
+
+
+async def test_a_malformed_blob_drops_its_sender_and_only_it(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+    ):
+        await coordinator.serving.wait_for_nodes(3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(a.take_part, 1)
+            nursery.start_soon(b.take_part, 2)
+            opening = await c.wait_for(messages.RoundOpen)
+            await c.bind(opening)
+            await c.wait_for(messages.Collect)
+            signature = await c.announce(opening, c.words(3))
+            await c.send(opening, c.words(4), signature)
+            refused = await c.wait_for(messages.Refused)
+            assert refused.code == "contract_violation"
+            await c.wait_for(messages.Provision)
+        (closed,) = coordinator.serving.closed_rounds
+        assert sorted(closed.contributors) == sorted([a.me.node, b.me.node])
+
+
+async def test_a_changed_dataset_stops_the_federation(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        before = coordinator.serving.digest
+        ended = []
+
+        async def run() -> None:
+            ended.append(await coordinator.serving.run_rounds(3))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            opening, _ = await _bound_pair(coordinator, a, b)
+            await a.announce(opening, a.words(1), root=Digest("6" * 64))
+            close = await b.wait_for(messages.RoundClose)
+        assert (close.outcome, close.code, close.retries) == (
+            "aborted",
+            "commitment_mismatch",
+            False,
+        )
+        assert not ended[0].completed
+        assert ended[0].code == "commitment_mismatch"
+        assert coordinator.serving.digest == before
+
+
+async def test_strangers_are_refused_and_an_invite_admits_once(tmp_path: Path) -> None:
+    async with bench(tmp_path) as coordinator:
+        invited = [
+            reply
+            async for reply in coordinator.serving.answers.answer(requests.Invite(uses=1))
+            if isinstance(reply, replies.Invited)
+        ]
+        secret = ticket.decode(invited[0].ticket).secret
+        outcomes = []
+        for invite in (b"", b"wrong-secret-16b", secret, secret):
+            me = identity.generate()
+            driver = coordinator.network.driver(me.node)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(driver.run)
+                node = ScriptedNode(driver, me, TERMS, "stranger")
+                async with node.joined(coordinator.network.address(coordinator.hub), invite=invite):
+                    answer = await node.wait_for_one(messages.Welcome, messages.Refused)
+                    outcomes.append(getattr(answer, "code", "welcome"))
+                nursery.cancel_scope.cancel()
+        assert outcomes == ["not_admitted", "unknown_invite", "welcome", "used_invite"]
+        refused = coordinator.serving.answers.observer.status().refused
+        assert refused["not_admitted"] == refused["unknown_invite"] == refused["used_invite"] == 1
+
+
+async def test_a_restarted_coordinator_goes_on_with_the_run(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 3)
+            nursery.start_soon(b.take_part, 2)
+            await a.take_part(1)
+            await _bound_pair(coordinator, a, b)
+            nursery.cancel_scope.cancel()
+    async with bench(tmp_path) as coordinator:
+        ground = coordinator.rounds.state.ground
+        assert (ground.round, ground.attempt) == (1, 1)
+        assert coordinator.serving.store.unfinished_rounds == 2
+        await coordinator.state(outer_round.Open)
+        async with coordinator.node("a") as a, coordinator.node("b") as b:
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(b.take_part, 2)
+                    await a.take_part(1)
+            while coordinator.serving.store.run is not None:
+                await coordinator.rounds.changed.wait()
+        assert coordinator.serving.store.tail().round == 2
