@@ -7,7 +7,7 @@ their time; run them in a thread.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from lensemble.errors import (
 from lensemble.files import PART_PREFIX, PIECE_BYTES
 from lensemble.ids import Digest, NodeId
 from lensemble.params import PARAMETER_BYTES, ParamLayout
+from lensemble.secagg.field import limit
 from lensemble.workload import FieldTerms
 
 SUM_SUFFIX = ".u32"
@@ -177,11 +178,6 @@ def _derive_equal(
     )
 
 
-def step_bound(field: FieldTerms) -> int:
-    """The largest absolute value of one coordinate of one update, in units of the field."""
-    return ((1 << 31) - 1) // field.n_max
-
-
 def require_plausible(largest: int, count: int, field: FieldTerms) -> None:
     """Refuse a sum that ``count`` updates within the field's bound cannot have.
 
@@ -190,7 +186,7 @@ def require_plausible(largest: int, count: int, field: FieldTerms) -> None:
     Raises:
         AggregationError: it is out of reach.
     """
-    reach = count * step_bound(field)
+    reach = count * limit(field)
     if largest > reach:
         raise AggregationError(
             f"the sum of {count} updates reaches {largest} field units; at most {reach} can be",
@@ -204,7 +200,7 @@ def check_update(update: Addend, layout: ParamLayout, field: FieldTerms) -> None
     Raises:
         ContractViolation: names the participant, the coordinate and its value.
     """
-    bound, start = step_bound(field), 0
+    bound, start = limit(field), 0
     for piece in summed_pieces([update], layout.nbytes):
         signed = piece.view(np.int32)
         if int(signed.max()) > bound or int(signed.min()) < -bound:
@@ -218,7 +214,7 @@ def check_update(update: Addend, layout: ParamLayout, field: FieldTerms) -> None
         start += len(signed)
 
 
-def sum_pieces(path: Path, layout: ParamLayout) -> Iterator[memoryview]:
+def sum_pieces(path: Path, layout: ParamLayout) -> Generator[memoryview, None, None]:
     """The bytes of a stored sum in order; a piece is valid until the next is asked for.
 
     Raises:

@@ -156,6 +156,8 @@ class SealedTables:
             raise SchemaVersionMismatch(
                 f"{self.path} has schema {version}; this build reads up to {SCHEMA_VERSION}"
             )
+        if version < SCHEMA_VERSION:
+            raise LedgerIntegrityError(f"{self.path} has the schema {version}, which never was")
         stored = dict(
             self._connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
         )

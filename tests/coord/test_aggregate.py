@@ -16,12 +16,12 @@ from lensemble.errors import (
 from lensemble.files import PIECE_BYTES
 from lensemble.ids import Digest, NodeId
 from lensemble.params import layout_of
+from lensemble.secagg.field import limit
 from lensemble.workload import FieldTerms
 from lensemble_coord.training.aggregate import (
     check_update,
     derive_sum,
     fold,
-    step_bound,
     sum_digest,
     sum_pieces,
     summed_pieces,
@@ -44,7 +44,7 @@ def spooled(spool: Spool, index: int, words: NDArray[np.uint32]) -> SpoolFile:
 
 def small_updates(count: int) -> list[NDArray[np.uint32]]:
     generator = np.random.default_rng(count)
-    bound = step_bound(FIELD)
+    bound = limit(FIELD)
     return [
         generator.integers(-bound, bound, LAYOUT.size, dtype=np.int32).view(np.uint32)
         for _ in range(count)
@@ -132,10 +132,10 @@ def test_uniform_words_are_implausible_and_leave_nothing(tmp_path: Path) -> None
 def test_a_coordinate_over_the_bound_is_named(tmp_path: Path) -> None:
     words = np.zeros(LAYOUT.size, dtype=np.int32)
     spool = Spool(tmp_path / "spool", 1 << 30, LAYOUT.nbytes)
-    for at, value in ((0, step_bound(FIELD)), (299_999, -step_bound(FIELD))):
+    for at, value in ((0, limit(FIELD)), (299_999, -limit(FIELD))):
         words[at] = value
     check_update(spooled(spool, 0, words.view(np.uint32)), LAYOUT, FIELD)
-    words[270_001] = -step_bound(FIELD) - 1
+    words[270_001] = -limit(FIELD) - 1
     with pytest.raises(ContractViolation, match=r"coordinate 270001 .* is -16"):
         check_update(spooled(spool, 1, words.view(np.uint32)), LAYOUT, FIELD)
 

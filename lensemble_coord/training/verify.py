@@ -1,0 +1,218 @@
+"""Re-derives a coordinator's history from its files alone, on any machine.
+
+Checked are: the ledger file, its log and every row of it; the chain of records; every signature of
+every contributor; every manifest; every byte of every checkpoint, momentum and sum that is kept;
+and every outer step that the kept sums allow, recomputed bit for bit.  Older rounds are verified by
+the chain.  The identity key, the lock and the spool say nothing about the past and are left alone.
+
+The directory is read and never written.  Beside a running coordinator a file that is just being
+retired may be named; on a copy, or once it stands still, whatever is named is wrong.
+
+``python -m lensemble_coord.training.verify DIRECTORY [--json]`` exits 1 if there is a problem.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from lensemble import identity, seeds
+from lensemble.ids import Digest, NodeId
+from lensemble.params import ParamLayout
+from lensemble.wire.messages import commitment_payload, update_payload
+from lensemble.workload import layout as layout_of_workload
+from lensemble_coord.training import record as records
+from lensemble_coord.training.commit import KINDS, orphans
+from lensemble_coord.training.directory import StateDirectory
+from lensemble_coord.training.ledger import Ledger
+from lensemble_coord.training.ledger_copy import WAL_SUFFIX, copy_ledger
+from lensemble_coord.training.manifest import read_manifest
+from lensemble_coord.training.record import GENESIS_ROUND, ContributionRecord, record_hash
+from lensemble_coord.training.report import Progress, Report
+from lensemble_coord.training.verify_files import FileVerification
+
+EXIT_SOUND, EXIT_PROBLEMS = 0, 1
+
+VerifySignature: TypeAlias = Callable[[NodeId, bytes, bytes], bool]
+"""Takes node, signature and the bytes that were signed."""
+
+
+def _silent(_: str, __: int, ___: int) -> None:
+    pass
+
+
+def verify_state(
+    root: Path,
+    progress: Progress = _silent,
+    verify_signature: VerifySignature = identity.verify,
+) -> Report:
+    """Verify the state directory ``root``; what is wrong is in the report and never raised."""
+    report = Report(str(root))
+    directory = StateDirectory(root)
+    with (
+        tempfile.TemporaryDirectory(prefix="lensemble-verify-") as private,
+        report.noting("ledger.sqlite"),
+    ):
+        copy, damage, notes = copy_ledger(directory.ledger, Path(private))
+        for each in damage:
+            report.problem(f"ledger.sqlite{WAL_SUFFIX}", each)
+        report.notes += [f"ledger.sqlite{WAL_SUFFIX}: {each}" for each in notes]
+        ledger = Ledger(copy)
+        try:
+            _verify_all(directory, ledger, report, progress, verify_signature)
+        finally:
+            ledger.close()
+    # What was read is a copy; what is wrong is the original.
+    report.problems = [
+        msgspec.structs.replace(each, what=each.what.replace(private, str(root)))
+        for each in report.problems
+    ]
+    return report
+
+
+def _verify_all(
+    directory: StateDirectory,
+    ledger: Ledger,
+    report: Report,
+    progress: Progress,
+    verify_signature: VerifySignature,
+) -> None:
+    report.federation = ledger.federation
+    layout = layout_of_workload(ledger.workload)
+    with report.noting("ledger.sqlite"):
+        for each in ledger.damage():
+            report.problem("ledger.sqlite", each)
+    chained: dict[int, ContributionRecord] = {}
+    whole = False
+    with report.noting("ledger.sqlite"):
+        _verify_chain(ledger, layout, report, chained)
+        whole = True
+    _verify_signatures(chained, report, progress, verify_signature)
+    with report.noting("ledger.sqlite"):
+        _verify_manifests(directory, ledger, layout, report)
+    with report.noting("ledger.sqlite"):
+        present = {kind: ledger.present(kind) for kind in KINDS}
+        if not whole:
+            # Of rounds whose records cannot be read, nothing can be said.
+            present = {
+                kind: {at: digest for at, digest in named.items() if at in chained}
+                for kind, named in present.items()
+            }
+        files = FileVerification(directory, ledger.workload, chained, report, progress)
+        files.run(layout, present)
+    with report.noting("ledger.sqlite"):
+        found = orphans(directory, ledger)
+        report.notes += [f"{name} is named by no record" for name in found]
+
+
+def _verify_chain(
+    ledger: Ledger,
+    layout: ParamLayout,
+    report: Report,
+    chained: dict[int, ContributionRecord],
+) -> None:
+    prior: ContributionRecord | None = None
+    for each in ledger.committed():
+        record = each.record
+        found = [*records.faults(record, prior), *_disagreements(record, ledger, layout)]
+        if each.record_hash != record_hash(record):
+            found.append(f"the stored hash is not the record's, {record_hash(record)}")
+        for what in found:
+            report.problem("ledger.sqlite: records", what, record.round)
+        chained[record.round] = prior = record
+        report.records += 1
+        report.newest_round = record.round
+    if prior is None:
+        report.problem("ledger.sqlite: records", "there is none, not even the first")
+
+
+def _disagreements(
+    record: ContributionRecord, ledger: Ledger, layout: ParamLayout
+) -> Iterator[str]:
+    seed = seeds.sketch(ledger.workload.root_seed, record.round)
+    for name, found, due in (
+        ("federation", record.federation, ledger.federation),
+        ("config_hash", record.config_hash, ledger.workload.digest),
+        ("layout_digest", record.layout_digest, layout.digest),
+        ("sketch_seed", record.sketch_seed, 0 if record.round == GENESIS_ROUND else seed),
+    ):
+        if found != due:
+            yield f"{name} is {found}, by the workload it is {due}"
+
+
+def _verify_signatures(
+    chained: dict[int, ContributionRecord],
+    report: Report,
+    progress: Progress,
+    verify_signature: VerifySignature,
+) -> None:
+    for done, record in enumerate(chained.values(), 1):
+        for each in record.contributors:
+            at = (record.federation, record.round, record.attempt, each.dataset_root)
+            for name, signature, payload in (
+                (
+                    "commitment",
+                    each.commitment_signature,
+                    commitment_payload(*at, record.config_hash),
+                ),
+                ("update", each.update_signature, update_payload(*at, each.update_digest)),
+            ):
+                report.signatures += 1
+                if not verify_signature(each.node, bytes.fromhex(signature), payload):
+                    what = f"the {name} signature of {each.node} is not that node's"
+                    report.problem("ledger.sqlite: records", what, record.round)
+        progress("signatures", done, len(chained))
+
+
+def _verify_manifests(
+    directory: StateDirectory, ledger: Ledger, layout: ParamLayout, report: Report
+) -> None:
+    for run in ledger.runs():
+        where = str(directory.manifest(run.run).relative_to(directory.root))
+        with report.noting(where):
+            manifest = read_manifest(directory, run.run, Digest(run.manifest_digest))
+            report.manifests += 1
+            found = (manifest.federation, manifest.config_hash, manifest.layout_digest)
+            if found != (ledger.federation, ledger.workload.digest, layout.digest):
+                report.problem(where, "it is of another federation or workload")
+
+
+# ---- the program ----
+
+
+def render(report: Report) -> str:
+    """The report for a person, a few lines."""
+    newest = "none" if report.newest_round is None else report.newest_round
+    steps = f"recomputed {report.steps} outer steps"
+    counts = (
+        f"checked {report.records} records, {report.signatures} signatures, "
+        f"{report.manifests} manifests, {report.checkpoints} checkpoints, {report.sums} sums"
+    )
+    federation = report.federation or "unknown"
+    lines = [f"{report.directory}: federation {federation}, newest round {newest}", counts, steps]
+    lines += [f"note: {each}" for each in report.notes]
+    for each in report.problems:
+        at = "" if each.round is None else f", round {each.round}"
+        lines.append(f"PROBLEM: {each.where}{at}: {each.what}")
+    lines.append("sound" if report.sound else f"{len(report.problems)} problems")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Verify one directory; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="lensemble-verify", description=__doc__)
+    parser.add_argument("directory", type=Path, help="state directory of a coordinator, or a copy")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
+    options = parser.parse_args(arguments)
+    report = verify_state(options.directory)
+    text = msgspec.json.encode(report).decode() if options.json else render(report)
+    sys.stdout.write(text + "\n")
+    return EXIT_SOUND if report.sound else EXIT_PROBLEMS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
