@@ -113,6 +113,8 @@ Edges: TypeAlias = NoEdges | Wanted | Provided | Usable
 class Unassigned(msgspec.Struct, frozen=True, tag=True):
     """No coordinator is known."""
 
+    call: int = 0
+
 
 class Dialing(msgspec.Struct, frozen=True, tag=True):
     """``call`` numbers the links of this process, so that news of an old one are told apart."""
@@ -228,7 +230,22 @@ class EdgesLive(msgspec.Struct, frozen=True, tag=True):
 
 
 class EdgesGone(msgspec.Struct, frozen=True, tag=True):
+    """``lost`` is the edge to report; None where the coordinator knows already."""
+
     pair: Pair
+    reason: str
+    lost: EdgeId | None = None
+
+
+class EdgesTornDown(msgspec.Struct, frozen=True, tag=True):
+    """As the coordinator asked."""
+
+    edges: tuple[int, ...]
+
+
+class Dismissed(msgspec.Struct, frozen=True, tag=True):
+    """Leave the federation and belong to none."""
+
     reason: str
 
 
@@ -247,7 +264,9 @@ Event: TypeAlias = (
     | WorkerLost
     | EdgesLive
     | EdgesGone
+    | EdgesTornDown
     | TimerExpired
+    | Dismissed
     | Quit
 )
 
@@ -346,26 +365,11 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """Nothing more will be asked for."""
 
 
-Action: TypeAlias = (
-    Dial
-    | SayJoin
-    | HangUp
-    | Redial
-    | Say
-    | Commit
-    | Announce
-    | RunWorker
-    | Order
-    | Provide
-    | Withdraw
-    | DropEdges
-    | ForgetEdges
-    | Remember
-    | Count
-    | ArmTimer
-    | CancelTimer
-    | Finish
-)
+OnEdges: TypeAlias = Provide | Withdraw | DropEdges | ForgetEdges
+Local: TypeAlias = RunWorker | Order | Count | ArmTimer | CancelTimer | Finish | OnEdges
+"""What is done within this process."""
+
+Action: TypeAlias = Dial | SayJoin | HangUp | Redial | Say | Commit | Announce | Remember | Local
 
 # ---- transition ----
 
@@ -378,12 +382,12 @@ def transition(state: State, event: Event) -> Step[State, Action]:
             return _worker(state, event)
         case Assigned(target):
             return _assign(state, target)
-        case Quit(reason):
-            return replace(state, membership=Left()), (*_depart(state, reason), Finish())
+        case Dismissed() | Quit():
+            return _end(state, event)
         case LinkUp() | LinkDown() | Heard() | Misheard():
             call = getattr(state.membership, "call", None)
             return _link(state, event) if event.call == call else (state, ())
-        case EdgesLive() | EdgesGone():
+        case EdgesLive() | EdgesGone() | EdgesTornDown():
             return _edges(state, event)
         case TimerExpired(timer):
             return _timer(state, timer)
@@ -393,6 +397,14 @@ def _assign(state: State, target: Target) -> Step[State, Action]:
     call = getattr(state.membership, "call", 0) + 1
     leaving = _depart(state, "this node joins another coordinator")
     return replace(state, membership=Dialing(target, call)), (*leaving, Dial(target, call))
+
+
+def _end(state: State, event: Dismissed | Quit) -> Step[State, Action]:
+    leaving = _depart(state, event.reason)
+    if isinstance(event, Quit):
+        return replace(state, membership=Left()), (*leaving, Finish())
+    call = getattr(state.membership, "call", 0)
+    return replace(state, membership=Unassigned(call)), leaving
 
 
 def _depart(state: State, reason: str) -> tuple[Action, ...]:
@@ -436,7 +448,7 @@ def _timer(state: State, timer: str) -> Step[State, Action]:
 
 def _link(state: State, event: LinkUp | LinkDown | Heard | Misheard) -> Step[State, Action]:
     match state.membership, event:
-        case Resting(), _:
+        case ((Resting() | Unassigned()), _):
             # The last words of a link that was hung up.
             return state, ()
         case Dialing(target, call, failures), LinkUp():
@@ -595,19 +607,30 @@ def _unable(
 # ---- the edges ----
 
 
-def _edges(state: State, event: EdgesLive | EdgesGone) -> Step[State, Action]:
+def _edges(state: State, event: EdgesLive | EdgesGone | EdgesTornDown) -> Step[State, Action]:
     joined = state.membership
-    if not isinstance(joined, Joined) or isinstance(joined.edges, NoEdges):
+    if not isinstance(joined, Joined):
         return state, ()
-    if joined.edges.pair != event.pair:
-        return state, ()
+    federation, epoch = joined.session.federation, joined.session.epoch
     match event:
+        case EdgesTornDown(edges):
+            down = messages.TornDown(federation=federation, epoch=epoch, edges=edges)
+            return state, (Say(down),)
+        case _ if isinstance(joined.edges, NoEdges) or joined.edges.pair != event.pair:
+            return state, ()
         case EdgesLive(pair):
             usable = replace(joined, edges=Usable(pair), fresh=True)
-            return replace(state, membership=usable), ()
-        case EdgesGone(reason=reason):
+            provisioned = messages.Provisioned(federation=federation, epoch=epoch, edges=pair.edges)
+            return replace(state, membership=usable), (Say(provisioned),)
+        case EdgesGone(_, reason, lost):
             bare = replace(state, membership=replace(joined, edges=NoEdges()))
-            return _feed(bare, attempt.EdgeTorn(reason))
+            after, actions = _feed(bare, attempt.EdgeTorn(reason))
+            if lost is None:
+                return after, actions
+            said = messages.EdgeLost(
+                federation=federation, epoch=epoch, edge=lost, reason=reason[:MAX_SENTENCE]
+            )
+            return after, (Say(said), *actions)
 
 
 def _provision(state: State, joined: Joined, message: messages.Provision) -> Step[State, Action]:

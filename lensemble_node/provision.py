@@ -185,14 +185,13 @@ class Acknowledge(msgspec.Struct, frozen=True, tag=True):
 
 
 class AcknowledgeTeardown(msgspec.Struct, frozen=True, tag=True):
-    epoch: int
     edges: tuple[EdgeId, ...]
 
 
 class ReportLost(msgspec.Struct, frozen=True, tag=True):
     """Say ``EdgeLost``; the pair must not be used any more."""
 
-    epoch: int
+    pair: Pair
     edge: EdgeId
     reason: str
 
@@ -200,6 +199,7 @@ class ReportLost(msgspec.Struct, frozen=True, tag=True):
 class Unusable(msgspec.Struct, frozen=True, tag=True):
     """The pair must not be used any more, and nobody needs to be told."""
 
+    pair: Pair
     reason: str
 
 
@@ -240,7 +240,7 @@ def _bare(state: Bare, event: Event) -> Step[State, Action]:
         case Provide(pair):
             return Leasing(pair), (Lease(pair),)
         case Withdraw(edges):
-            return state, (AcknowledgeTeardown(0, edges),)
+            return state, (AcknowledgeTeardown(edges),)
         case EndFaulted() | Dropped() | LinkGone() | WorkerGone() | Attached() | Detached():
             return state, ()
         case _:
@@ -270,30 +270,30 @@ def _when_complete(state: Opening) -> Step[State, Action]:
 def _replace(state: Leasing | Opening | Live, pair: Pair) -> Step[State, Action]:
     if set(pair.edges) & set(state.pair.edges):
         return state, ()
-    return _drain(state, Unusable("replaced by a newer pair"), then=pair)
+    return _drain(state, Unusable(state.pair, "replaced by a newer pair"), then=pair)
 
 
 def _withdraw(state: Leasing | Opening | Live, edges: tuple[EdgeId, ...]) -> Step[State, Action]:
     if not set(edges) & set(state.pair.edges):
-        return state, (AcknowledgeTeardown(state.pair.epoch, edges),)
-    return _drain(state, Unusable("torn down by the coordinator"), told=edges)
+        return state, (AcknowledgeTeardown(edges),)
+    return _drain(state, Unusable(state.pair, "torn down by the coordinator"), told=edges)
 
 
 def _lose(
     state: Leasing | Opening | Live, event: EndFaulted | Dropped | WorkerGone | LinkGone
 ) -> Step[State, Action]:
-    epoch, update = state.pair.epoch, state.pair.update.edge
+    pair, update = state.pair, state.pair.update.edge
     match event:
         case EndFaulted(edge, _) if edge not in state.pair.edges:
             return state, ()
         case EndFaulted(edge, reason):
-            return _drain(state, ReportLost(epoch, edge, reason))
+            return _drain(state, ReportLost(pair, edge, reason))
         case Dropped(reason):
-            return _drain(state, ReportLost(epoch, update, reason))
+            return _drain(state, ReportLost(pair, update, reason))
         case WorkerGone(reason):
-            return _drain(state, ReportLost(epoch, update, reason), worker=False)
+            return _drain(state, ReportLost(pair, update, reason), worker=False)
         case LinkGone():
-            return _drain(state, Unusable("the link is gone"))
+            return _drain(state, Unusable(state.pair, "the link is gone"))
 
 
 def _drain(
@@ -343,7 +343,7 @@ def _withdraw_draining(state: Draining, edges: tuple[EdgeId, ...]) -> Step[State
 def _lost_before_it_lived(pair: Pair | None) -> tuple[Action, ...]:
     if pair is None:
         return ()
-    return (ReportLost(pair.epoch, pair.update.edge, "the worker ended before it was attached"),)
+    return (ReportLost(pair, pair.update.edge, "the worker ended before it was attached"),)
 
 
 def _when_drained(state: Draining) -> Step[State, Action]:
@@ -351,7 +351,7 @@ def _when_drained(state: Draining) -> Step[State, Action]:
         return state, ()
     done: tuple[Action, ...] = (GiveBack(state.pair),)
     if state.told:
-        done = (*done, AcknowledgeTeardown(state.pair.epoch, state.told))
+        done = (*done, AcknowledgeTeardown(state.told))
     if state.then is None:
         return Bare(), done
     return Leasing(state.then), (*done, Lease(state.then))

@@ -78,9 +78,9 @@ class Worker:
         self._release: tuple[int, Release, Digest] | None = None
         self._fetched = Pace()
         self._refused: set[int] = set()
-        # The (round, attempt) of the work in hand, and whether to give it up.
-        self._at: tuple[int, int] | None = None
+        self._in_hand: signals.Train | signals.Send | None = None
         self._halt = False
+        """The work in hand is to be given up."""
 
     def run(self) -> None:
         """Work until ``Stop``.
@@ -142,9 +142,25 @@ class Worker:
         if len(self._backlog) >= MAX_BACKLOG:
             raise WorkerFault(f"more than {MAX_BACKLOG} commands wait for the work in hand")
         if isinstance(job, signals.Stop):
-            self._halt = True
             self._backlog.clear()
+        self._halt = self._halt or self._supersedes(job)
         self._backlog.append(job)
+
+    def _supersedes(self, command: Job | signals.Bind) -> bool:
+        """Whether the work in hand has become pointless with ``command``."""
+        now = self._in_hand
+        match command:
+            case signals.Stop():
+                return True
+            case _ if now is None:
+                return False
+            case signals.Close(round=closed):
+                return closed >= now.round
+            case signals.Train(prior_digest=prior) | signals.Bind(prior_digest=prior):
+                other = command.round != now.round
+                return other or (isinstance(now, signals.Train) and prior != now.prior_digest)
+            case _:
+                return False
 
     def _configure(self, command: signals.Configure) -> None:
         try:
@@ -180,7 +196,8 @@ class Worker:
 
     def _abandon(self, command: signals.Abandon) -> None:
         at = (command.round, command.attempt)
-        self._halt = self._halt or (self._at is not None and self._at <= at)
+        now = self._in_hand
+        self._halt = self._halt or (now is not None and (now.round, now.attempt) <= at)
         self._backlog = deque(
             job
             for job in self._backlog
@@ -189,6 +206,7 @@ class Worker:
 
     def _bind(self, command: signals.Bind) -> None:
         desk = self._known_desk()
+        self._halt = self._halt or self._supersedes(command)
         at, digest = (command.round, command.attempt), Digest(command.prior_digest)
         try:
             held = desk.inbound.expect(at, digest)
@@ -245,7 +263,7 @@ class Worker:
 
     def _carry_out(self, job: signals.Train | signals.Send | signals.Close) -> None:
         at = None if isinstance(job, signals.Close) else (job.round, job.attempt)
-        self._at, self._halt = at, False
+        self._in_hand, self._halt = (None if isinstance(job, signals.Close) else job), False
         try:
             match job:
                 case signals.Train():
@@ -259,7 +277,7 @@ class Worker:
         except LensembleError as error:
             self._fail(error, at)
         finally:
-            self._at = None
+            self._in_hand = None
 
     def _train(self, job: signals.Train) -> None:
         desk, at, pace = self._known_desk(), (job.round, job.attempt), Pace()

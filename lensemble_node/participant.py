@@ -1,0 +1,410 @@
+"""The rim of ``participation``: links, signatures, timers, the worker, the files of a membership.
+
+``Member`` is one node from start to finish.  It holds no tensor: it passes digests, slots and
+extents between the coordinator and the worker.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from lensemble.actor import Timers, run_machine
+from lensemble.edge.arena import Arena
+from lensemble.errors import WorkerFault
+from lensemble.identity import Identity
+from lensemble.ids import Digest, EdgeId
+from lensemble.logs import logger
+from lensemble.machine import ArmTimer, CancelTimer
+from lensemble.ticket import Membership
+from lensemble.transport.driver import Driver, LinkFacts
+from lensemble.transport.ends import ArenaLeases
+from lensemble.version import BUILD
+from lensemble.wire import codec, messages
+from lensemble_node import egress, home, participation, provision, signals, supervisor
+from lensemble_node.call import Call
+from lensemble_node.config import NodeConfig
+from lensemble_node.participation import Assigned, Quit
+from lensemble_node.provisioner import Provisioner
+from lensemble_node.quiet import Quiet
+from lensemble_node.supervisor import Supervisor
+
+INBOX_EVENTS = 1024
+JITTER = 0.5
+"""The largest part of a redial delay that chance takes away."""
+
+
+def chance() -> float:
+    """Drawn from [0, 1)."""
+    return int.from_bytes(os.urandom(4)) / (1 << 32)
+
+
+class Member:
+    """A node's membership, its worker and its edges.
+
+    Args:
+        config: the node's own terms.
+        who: its identity.
+        driver: a running driver for that identity.
+        belongs: whom to join where neither configuration nor an earlier ticket says so.
+        draw: draws from [0, 1) for the jitter of redials.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        who: Identity,
+        driver: Driver,
+        belongs: Membership | None = None,
+        draw: Callable[[], float] = chance,
+    ) -> None:
+        self.config = config
+        self.who = who
+        self.driver = driver
+        self.refused: Counter[str] = Counter()
+        self.changed = trio.Event()
+        self.finished = trio.Event()
+        self.since: dict[str, float] = {}
+        self.redial_at: float | None = None
+        self.contributions = 0
+        self.last_contribution: int | None = None
+        self.progress: messages.Progress | None = None
+        arena = Arena.create(config.edges.arena_bytes)
+        worker = config.worker
+        launch = supervisor.Launch(
+            arena.fd,
+            arena.nbytes,
+            threads=worker.threads,
+            memory_bytes=worker.memory_bytes,
+            niceness=worker.niceness,
+            backoff_s=worker.restart_backoff_s,
+            backoff_max_s=worker.restart_backoff_max_s,
+        )
+        self.supervisor = Supervisor(launch, self._hear_worker)
+        self.provisioner = Provisioner(
+            driver, ArenaLeases(arena), self.supervisor.command, self._hear
+        )
+        self.state = participation.State(
+            participation.Me(
+                node=who.node,
+                name=config.name,
+                build=BUILD,
+                boot=os.urandom(8).hex(),
+                pinned=config.expected_config_hash,
+                share_norms=config.share.norms,
+                backoff_s=config.listen.reconnect_backoff_s,
+                backoff_max_s=config.listen.reconnect_backoff_max_s,
+            )
+        )
+        self.membership = home.membership(config) or belongs
+        self._arena = arena
+        self._draw = draw
+        self._inbox, self._events = trio.open_memory_channel[participation.Event](INBOX_EVENTS)
+        self._call: Call | None = None
+        self._log = logger("participant")
+        self._quiet = Quiet()
+        self._nursery: trio.Nursery
+        self._timers: Timers
+
+    # ---- what others ask for ----
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take part until cancelled; the worker is gone on the way out."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._timers = Timers(nursery, self._inbox.send)
+                await nursery.start(self.supervisor.run)
+                await nursery.start(self.provisioner.run)
+                if self.membership is None:
+                    self._log.info("node.idle", reason="no coordinator: join with a ticket")
+                else:
+                    await self._inbox.send(Assigned(_target(self.membership)))
+                task_status.started()
+                await run_machine(
+                    self.state,
+                    participation.transition,
+                    self._timers.sift(self._events),
+                    self._perform,
+                    self._moved,
+                )
+        finally:
+            os.close(self._arena.fd)
+
+    async def assign(self, belongs: Membership) -> None:
+        """Belong to another coordinator from now on, durably.
+
+        Raises:
+            StorageError: the state directory cannot be written.
+        """
+        await trio.to_thread.run_sync(home.save_membership, self.config.state_dir, belongs)
+        self.membership = belongs
+        await self._inbox.send(Assigned(_target(belongs)))
+
+    async def resign(self, reason: str) -> None:
+        """Leave the federation and belong to none."""
+        await trio.to_thread.run_sync(home.forget_membership, self.config.state_dir)
+        self.membership = None
+        await self._inbox.send(participation.Dismissed(reason))
+
+    async def leave(self, reason: str) -> None:
+        """Say farewell; returns when the link is closed.  Nothing can be asked afterwards."""
+        await self._inbox.send(Quit(reason))
+        await self.finished.wait()
+        if self._call is not None:
+            await self._call.over.wait()
+
+    def link_facts(self) -> LinkFacts | None:
+        """What is known about the path to the coordinator, while there is a link."""
+        link = None if self._call is None else self._call.link
+        return None if link is None or link.lost.is_set() else link.facts()
+
+    # ---- what comes in ----
+
+    async def _hear(self, event: participation.Event) -> None:
+        await self._inbox.send(event)
+
+    async def _hear_worker(self, report: supervisor.Report) -> None:
+        match report:
+            case supervisor.Started():
+                self.provisioner.feed(provision.WorkerGone("a new worker has started"))
+                await self._hear(participation.WorkerStarted())
+            case supervisor.Died(fault=fault, restart_s=restart_s):
+                self.provisioner.feed(provision.WorkerGone(fault))
+                reason = f"{fault}; it starts again in {restart_s:g} s"
+                await self._hear(participation.WorkerLost(WorkerFault.code, reason))
+            case supervisor.Said(signal=signal):
+                await self._route(signal)
+
+    async def _route(self, signal: signals.Event) -> None:
+        match signal:
+            case signals.Filled() | signals.Consumed():
+                self.provisioner.signal(signal)
+            case signals.Attached(edge=edge):
+                self.provisioner.feed(provision.Attached(EdgeId(edge)))
+            case signals.Detached(edge=edge):
+                self.provisioner.feed(provision.Detached(EdgeId(edge)))
+            case _:
+                await self._hear(participation.WorkerSaid(signal))
+
+    def _moved(self, state: participation.State) -> None:
+        before, self.state = self.state, state
+        for name, (old, new) in _parts(before, state).items():
+            if type(old) is not type(new):
+                self.since[name] = trio.current_time()
+                if name == "attempt":
+                    self.progress = None
+        self.changed.set()
+        self.changed = trio.Event()
+
+    # ---- from action to IO ----
+
+    async def _perform(self, action: participation.Action) -> None:
+        match action:
+            case participation.Dial():
+                self._dial(action)
+            case participation.HangUp(call=call, reason=reason):
+                self._hang_up(call, reason)
+            case participation.SayJoin(target=target):
+                self._say(self._join(target))
+            case participation.Say(message=message):
+                self._say(message)
+            case participation.Commit() | participation.Announce():
+                self._promise(action)
+            case participation.Redial():
+                self._redial(action)
+            case participation.Remember(target=target):
+                await self._remember(target)
+            case _:
+                self._perform_here(action)
+
+    def _perform_here(self, action: participation.Local) -> None:
+        match action:
+            case participation.RunWorker():
+                self._run_worker(action)
+            case participation.Order(command=command):
+                self._order(command)
+            case participation.Count(reason=reason, detail=detail):
+                self._count(reason, detail)
+            case ArmTimer():
+                self._timers.arm(action)
+            case CancelTimer():
+                self._timers.cancel(action)
+            case participation.Finish():
+                self.finished.set()
+            case _:
+                self._provision(action)
+
+    def _provision(
+        self,
+        action: participation.OnEdges,
+    ) -> None:
+        match action:
+            case participation.Provide(pair=pair):
+                self.provisioner.feed(provision.Provide(pair))
+            case participation.Withdraw(edges=edges):
+                self.provisioner.feed(provision.Withdraw(tuple(EdgeId(edge) for edge in edges)))
+            case participation.DropEdges(reason=reason):
+                self.provisioner.feed(provision.Dropped(reason))
+            case participation.ForgetEdges():
+                self.provisioner.feed(provision.LinkGone())
+
+    # ---- the link ----
+
+    def _dial(self, action: participation.Dial) -> None:
+        self.redial_at = None
+        self._call = Call(action.call, action.target, self.driver, self._hear)
+        self._nursery.start_soon(self._call.attend)
+
+    def _say(self, message: messages.FromNode) -> None:
+        payload = egress.permit(message)
+        if isinstance(message, messages.Progress):
+            self.progress = message
+        if self._call is not None:
+            self._call.say(payload)
+
+    def _hang_up(self, number: int, reason: str) -> None:
+        if self._call is not None and self._call.number == number:
+            self._call.hang_up(reason)
+
+    def _redial(self, action: participation.Redial) -> None:
+        delay = action.delay_s * (1 - JITTER * self._draw())
+        self.redial_at = trio.current_time() + delay
+        self._timers.arm(ArmTimer(participation.REDIAL, delay))
+        where = ", ".join(action.target.addresses)
+        if self._quiet.may_say("dial", f"{where}: {action.cause}", trio.current_time()):
+            self._log.warning(
+                "coordinator.retry",
+                coordinator=action.target.node,
+                address=where,
+                reason=action.cause,
+                next_s=round(delay, 2),
+                refused=action.refused,
+            )
+
+    async def _remember(self, target: participation.Target) -> None:
+        belongs = Membership(target.node, target.addresses, target.federation)
+        if belongs != self.membership:
+            save = partial(home.save_membership, self.config.state_dir, belongs)
+            await trio.to_thread.run_sync(save)
+            self.membership = belongs
+        self._log.info("coordinator.joined", coordinator=target.node, federation=target.federation)
+
+    # ---- messages ----
+
+    def _join(self, target: participation.Target) -> messages.Join:
+        me, belongs = self.state.me, self.membership
+        invite = b"" if belongs is None or belongs.coordinator != target.node else belongs.invite
+        return messages.Join(
+            speaks=codec.SPEAKS,
+            build=me.build,
+            name=me.name,
+            boot=me.boot,
+            federation=target.federation,
+            invite=invite,
+        )
+
+    def _promise(self, action: participation.Commit | participation.Announce) -> None:
+        match action:
+            case participation.Commit(session=session, commit=commit):
+                asked, root = commit.open, commit.root
+                payload = messages.commitment_payload(
+                    session.federation, asked.round, asked.attempt, root, asked.config_hash
+                )
+                self._say(
+                    messages.Commitment(
+                        federation=session.federation,
+                        epoch=session.epoch,
+                        round=asked.round,
+                        attempt=asked.attempt,
+                        dataset_root=root,
+                        episodes=commit.episodes,
+                        holds_bytes=commit.holds_bytes,
+                        signature=self.who.sign(payload),
+                    )
+                )
+            case participation.Announce():
+                self._announce(action)
+
+    def _announce(self, action: participation.Announce) -> None:
+        session, announce = action.session, action.announce
+        asked, trained = announce.open, announce.trained
+        payload = messages.update_payload(
+            session.federation, asked.round, asked.attempt, announce.root, trained.digest
+        )
+        signature = self.who.sign(payload)
+        shares = self.state.me.share_norms
+        self._say(
+            messages.Update(
+                federation=session.federation,
+                epoch=session.epoch,
+                round=asked.round,
+                attempt=asked.attempt,
+                digest=Digest(trained.digest),
+                nbytes=trained.nbytes,
+                dataset_root=announce.root,
+                reused=trained.reused,
+                l2_norm=trained.l2_norm if shares else None,
+                loss=trained.loss_last if shares else None,
+                signature=signature,
+            )
+        )
+        self._order(
+            signals.Send(
+                edge=announce.edge,
+                round=asked.round,
+                attempt=asked.attempt,
+                signature=signature.hex(),
+            )
+        )
+
+    # ---- the worker ----
+
+    def _run_worker(self, action: participation.RunWorker) -> None:
+        data = self.config.data
+        self.supervisor.configure(
+            signals.Configure(
+                workload=action.terms.workload,
+                federation=action.federation,
+                node=self.who.node,
+                state_dir=str(self.config.state_dir),
+                path=str(data.path),
+                observation_keys=data.observation_keys,
+                embodiment=data.embodiment,
+                threads=self.config.worker.threads,
+            )
+        )
+
+    def _order(self, command: signals.Command) -> None:
+        if isinstance(command, signals.Close) and command.adopt:
+            if command.round != self.last_contribution:
+                self.contributions += 1
+            self.last_contribution = command.round
+        self.supervisor.command(command)
+
+    def _count(self, reason: str, detail: str) -> None:
+        self.refused[reason] += 1
+        if self._quiet.may_say("refused", f"{reason}: {detail}", trio.current_time()):
+            self._log.warning("message.refused", code=reason, reason=detail)
+
+
+def _target(belongs: Membership) -> participation.Target:
+    return participation.Target(belongs.coordinator, belongs.addresses, belongs.federation)
+
+
+def _parts(
+    before: participation.State, after: participation.State
+) -> dict[str, tuple[object, object]]:
+    """What status says "since" of, before and after."""
+    return {
+        "membership": (before.membership, after.membership),
+        "worker": (before.worker, after.worker),
+        "attempt": (_attempt(before), _attempt(after)),
+    }
+
+
+def _attempt(state: participation.State) -> object:
+    joined = state.membership
+    return joined.attempt if isinstance(joined, participation.Joined) else None

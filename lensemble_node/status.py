@@ -1,0 +1,196 @@
+"""A node's status, in the words that ``lensemblectl status`` prints."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import trio
+
+from lensemble.ctl import replies
+from lensemble.transport.ends import RxEnd, TxEnd
+from lensemble.version import VERSION
+from lensemble_node import attempt, participation
+from lensemble_node.participant import Member
+
+_PAGE_BYTES = 4096
+
+
+def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> replies.NodeStatus:
+    """The status of ``member`` in a daemon that began at ``began`` on its clock."""
+    config, state = member.config, member.state
+    joined = state.membership
+    session = joined.session if isinstance(joined, participation.Joined) else None
+    terms = participation.worker_terms(state.worker)
+    refused = {**member.driver.refused(), **refused_by_socket, **member.refused}
+    return replies.NodeStatus(
+        name=config.name,
+        node=member.who.node,
+        version=VERSION,
+        addresses=member.driver.addresses(),
+        uptime_s=trio.current_time() - began,
+        state_dir=str(config.state_dir),
+        link=_link(member),
+        round=_round(member),
+        worker=_worker(member),
+        dataset=_dataset(member),
+        config_hash="" if terms is None else terms.config_hash,
+        digest="" if session is None else session.last.digest,
+        contributions=member.contributions,
+        last_contribution=member.last_contribution,
+        shares_norms=config.share.norms,
+        edges=tuple(_edge(direction, end) for direction, end in member.provisioner.ends()),
+        refused=refused,
+        rss_bytes=rss_bytes("self"),
+        alerts=_alerts(member),
+    )
+
+
+def rss_bytes(process: str) -> int:
+    """Resident bytes of a process, 0 when it is gone."""
+    try:
+        with open(f"/proc/{process}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _since(member: Member, part: str) -> float:
+    return trio.current_time() - member.since.get(part, trio.current_time())
+
+
+def _link(member: Member) -> replies.LinkStatus:
+    membership = member.state.membership
+    state, reason, attempt_number, epoch, name, federation = "", "", 0, 0, "", ""
+    match membership:
+        case participation.Unassigned():
+            return replies.LinkStatus(
+                state="unconfigured",
+                reason="no coordinator is known: `lensemblectl join TICKET` says which",
+            )
+        case participation.Left():
+            return replies.LinkStatus(state="unconfigured", reason="this node shuts down")
+        case participation.Dialing(failures=failures):
+            state, attempt_number = "dialing", failures + 1
+            reason = "waiting for the coordinator to answer"
+        case participation.Joining(failures=failures):
+            state, attempt_number = "dialing", failures + 1
+            reason = "connected; waiting to be admitted"
+        case participation.Resting(failures=failures, cause=cause, refused=refused):
+            state, reason, attempt_number = "refused" if refused else "waiting", cause, failures
+        case participation.Joined(session=session):
+            state, name, epoch = "joined", session.coordinator, session.epoch
+            federation = session.federation
+    target = membership.target
+    facts = member.link_facts()
+    due = member.redial_at
+    return replies.LinkStatus(
+        state=state,
+        reason=reason,
+        coordinator=target.node,
+        name=name,
+        addresses=target.addresses,
+        federation=federation or target.federation or "",
+        attempt=attempt_number,
+        next_attempt_in_s=None if due is None else max(0.0, due - trio.current_time()),
+        rtt_ms=None if facts is None else facts.rtt_ms,
+        path="" if facts is None else facts.remote,
+        epoch=epoch,
+    )
+
+
+def _round(member: Member) -> replies.NodeRoundStatus | None:
+    joined = member.state.membership
+    if not isinstance(joined, participation.Joined) or isinstance(joined.attempt, attempt.Idle):
+        return None
+    now, progress = joined.attempt, member.progress
+    activity, reason = describe(now)
+    done, total = (0, 0) if progress is None else (progress.done, progress.total)
+    steps = isinstance(now, attempt.Training)
+    return replies.NodeRoundStatus(
+        index=now.open.round,
+        attempt=now.open.attempt,
+        activity=activity,
+        reason=reason,
+        since_s=_since(member, "attempt"),
+        step=done if steps else 0,
+        steps=total if steps else 0,
+        bytes=0 if steps else done,
+        total_bytes=0 if steps else total,
+    )
+
+
+_DOING: dict[type, tuple[str, str]] = {
+    attempt.Offered: ("starting", "waiting for the worker to open the dataset"),
+    attempt.Binding: ("binding", "waiting for the worker to look up the state it holds"),
+    attempt.Fetching: ("receiving state", "waiting for the state from the coordinator"),
+    attempt.Waiting: ("waiting", "waiting for the coordinator to have its participants"),
+    attempt.Training: ("training", "waiting for the worker to finish its local steps"),
+    attempt.Sending: ("sending update", "waiting for the coordinator to take the update"),
+    attempt.Sent: ("sent", "waiting for the coordinator to close the round"),
+}
+
+
+def describe(state: attempt.Active) -> tuple[str, str]:
+    """What the node does for the round, in a word or two, and what it waits for."""
+    if isinstance(state, attempt.Withdrawn):
+        return "not taking part", state.reason
+    return _DOING[type(state)]
+
+
+def _worker(member: Member) -> replies.WorkerStatus:
+    facts, worker = member.supervisor.facts(), member.state.worker
+    state, reason = facts.state, facts.last_fault if facts.state == "waiting" else ""
+    match worker:
+        case participation.NoWorker():
+            state, reason = "stopped", "no workload yet: it comes with the coordinator's welcome"
+        case participation.Starting() if facts.state == "running":
+            state, reason = "starting", "opening the dataset"
+        case participation.Able() if facts.state == "running":
+            state = "busy" if _busy(member) else "ready"
+        case participation.Unable(reason=why):
+            reason = why
+    return replies.WorkerStatus(
+        state=state,
+        pid=facts.pid or None,
+        reason=reason,
+        generation=facts.generation,
+        restarts=facts.restarts,
+        rss_bytes=rss_bytes(str(facts.pid)) if facts.pid else 0,
+    )
+
+
+def _busy(member: Member) -> bool:
+    joined = member.state.membership
+    return isinstance(joined, participation.Joined) and isinstance(
+        joined.attempt, attempt.Training | attempt.Sending
+    )
+
+
+def _dataset(member: Member) -> replies.DatasetStatus:
+    data, worker = member.config.data, member.state.worker
+    root, episodes, steps = "", 0, 0
+    if isinstance(worker, participation.Able):
+        facts = worker.facts
+        root, episodes, steps = facts.dataset_root, facts.episodes, facts.steps
+    return replies.DatasetStatus(
+        path=str(data.path),
+        root=root,
+        episodes=episodes,
+        steps=steps,
+        embodiment=data.embodiment,
+    )
+
+
+def _edge(direction: str, end: RxEnd | TxEnd) -> replies.EdgeStatus:
+    way: Literal["rx", "tx"] = "rx" if direction == "rx" else "tx"
+    peer = end.spec.producer if way == "rx" else end.spec.consumer
+    state = "faulted" if end.fault else "ended" if end.over.is_set() else "live"
+    return replies.EdgeStatus(
+        id=end.spec.edge, peer=peer, direction=way, state=state, fault=end.fault or ""
+    )
+
+
+def _alerts(member: Member) -> tuple[str, ...]:
+    worker = member.state.worker
+    if isinstance(worker, participation.Unable):
+        return (f"the worker cannot take part: {worker.reason} {worker.remediation}".strip(),)
+    return ()
