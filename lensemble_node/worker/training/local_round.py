@@ -14,7 +14,13 @@ from typing import NotRequired, TypedDict, Unpack
 import numpy as np
 
 from lensemble import merkle, seeds
-from lensemble.errors import CheckpointIntegrityError, ConfigError, ContractViolation, GaugeError
+from lensemble.errors import (
+    CheckpointIntegrityError,
+    ConfigError,
+    ContractViolation,
+    GaugeError,
+    ProbeError,
+)
 from lensemble.ids import Digest
 from lensemble.merkle import DatasetFacts
 from lensemble.params import FlatParameters, parameter_digest
@@ -104,12 +110,22 @@ class Trainer:
         """Root and counts of the data, computed on first use (or read from the cache)."""
         return self._work.facts(self._state_dir)
 
+    def pin(self, probe: Path, digest: Digest) -> None:
+        """Use the landmarks of the probe at ``probe``, whose hash the federation states.
+
+        Raises:
+            ProbeError: it cannot be read, or hashes otherwise.
+            ConfigError: the workload trains no world model.
+        """
+        self._work.pin(probe, digest)
+
     def train(self, prior: FlatParameters, **order: Unpack[RoundOrder]) -> Release:
         """Train from ``prior`` (float32, shape ``(layout.size,)``) and put down what to release.
 
         Raises:
             ContractViolation: ``prior`` does not have the layout's shape.
             GaugeError: a prior of round 0 or a sketch other than the federation's.
+            ProbeError: the workload has an anchor and no probe is pinned.
             CheckpointIntegrityError: a later prior, or the local state, is damaged.
             FieldBoundExceeded: the update is too large for the field.
             Stopped, Diverged: from the inner loop; nothing is kept.
@@ -196,6 +212,9 @@ class _Noop:
         leaf = merkle.leaf({"noop": merkle.text_column([self._node])})
         return DatasetFacts(merkle.root([leaf]), 1, 0, 0, 0)
 
+    def pin(self, probe: Path, _: Digest) -> None:
+        raise ConfigError(f"the no-op task has no use for the probe {probe}")
+
     def train(self, prior: FlatParameters, order: RoundOrder, store: LocalStore) -> _Result:
         label = f"noop:{self._node}:{order['round_index']}"
         seed = seeds.derive(self._workload.root_seed, label)
@@ -239,9 +258,21 @@ class _World:
     def facts(self, state_dir: Path) -> DatasetFacts:
         return self._data.commitment(state_dir)
 
-    def train(self, prior: FlatParameters, order: RoundOrder, store: LocalStore) -> _Result:
-        from lensemble_node.worker.training import inner_loop  # noqa: PLC0415  # see the class
+    def pin(self, probe: Path, digest: Digest) -> None:
+        from lensemble_node.worker.training import probe as probes  # noqa: PLC0415  # as above
 
+        found = probes.read(probe)
+        found.expect(digest)
+        self._learner.landmarks = found.anchor()
+
+    def train(self, prior: FlatParameters, order: RoundOrder, store: LocalStore) -> _Result:
+        from lensemble_node.worker.training import inner_loop  # noqa: PLC0415  # as above
+
+        if self._workload.objective.lambda_anc > 0 and self._learner.landmarks is None:
+            raise ProbeError(
+                f"workload {self._workload.name!r} anchors to a probe and none is pinned",
+                "Give this node the federation's probe.",
+            )
         head, optimizer, cursor = store.read()
         local = inner_loop.LocalState(head, optimizer, cursor.batches)
         if cursor.config_hash != self._workload.digest:

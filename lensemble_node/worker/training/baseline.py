@@ -1,0 +1,134 @@
+"""Training outside a federation, by the same inner loop: local-only baselines and warm starts.
+
+``local`` trains one node's data alone from given parameters, in as many steps as a federation
+takes, under the same schedule and sketches.  ``warmstart`` trains public data from the workload's
+seed and writes what round 0 starts from.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save
+
+from lensemble.params import FlatParameters, parameter_digest
+from lensemble.seeds import derive, sketch
+from lensemble.workload import Workload, initial_parameters, layout
+from lensemble_node.worker.training.arguments import (
+    THREADS,
+    WEIGHTS,
+    read_parameters,
+    read_workload,
+    world_task,
+)
+from lensemble_node.worker.training.dataset import open_dataset
+from lensemble_node.worker.training.inner_loop import Learner, LocalState, Segment
+from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.storage import write_atomically
+
+MAX_STEPS = 10_000_000
+WARM_START_STEPS = 200
+WARM_START_NODE = "warm-start"
+
+
+def train(
+    workload: Workload, data: Path, start: FlatParameters, segments: Iterator[Segment], node: str
+) -> FlatParameters:
+    """Parameters (float32, shape ``(size,)``) after ``segments`` from ``start`` on ``data``.
+
+    Raises:
+        DatasetError: data that cannot be used, or does not fit the workload.
+        Diverged: a loss is not finite.
+    """
+    task = world_task(workload)
+    with open_dataset(DataSource(data)) as dataset:
+        dataset.expect(task.observation_dim)
+        windows = dataset.windows(task.history)
+        learner = Learner(workload, windows, dataset.action_dim, node)
+        learner.load(start, LocalState())
+        for segment in segments:
+            learner.run(segment, lambda _step, _loss: None, lambda: False)
+        return learner.weights().copy()
+
+
+def rounds(workload: Workload, steps: int) -> Iterator[Segment]:
+    """``steps`` steps cut as a federation's rounds are: same schedule, same sketches."""
+    horizon = workload.inner.steps
+    for index, start in enumerate(range(0, steps, horizon)):
+        length = min(horizon, steps - start)
+        yield Segment(length, start, sketch(workload.root_seed, index))
+
+
+def local_only(
+    workload: Workload, data: Path, start: FlatParameters, steps: int, node: str
+) -> FlatParameters:
+    """What ``node`` reaches alone from ``start`` in ``steps`` steps."""
+    return train(workload, data, start, rounds(workload, steps), node)
+
+
+def warm_start(workload: Workload, data: Path, steps: int) -> FlatParameters:
+    """Parameters for round 0: from the seed, ``steps`` steps on public ``data``."""
+    seed = derive(workload.root_seed, "sketch:warm-start")
+    once = iter([Segment(steps, 0, seed)])
+    return train(workload, data, initial_parameters(workload), once, WARM_START_NODE)
+
+
+def write_parameters(path: Path, workload: Workload, flat: FlatParameters) -> None:
+    """``flat`` as ``.f32`` (raw, little-endian), else as safetensors named by the layout."""
+    if path.suffix == ".f32":
+        write_atomically(path, flat.astype("<f4").tobytes())
+        return
+    where = layout(workload)
+    about: dict[str, str] = {
+        "digest": parameter_digest(where, flat),
+        "config_hash": workload.digest,
+    }
+    tensors = {name: np.ascontiguousarray(view) for name, view in where.views(flat).items()}
+    write_atomically(path, save(tensors, metadata=about))
+
+
+def _steps(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= MAX_STEPS:
+        raise argparse.ArgumentTypeError(f"{value} is not within 1 to {MAX_STEPS}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lensemble_node.worker.training.baseline", description=__doc__
+    )
+    modes = parser.add_subparsers(dest="mode", required=True)
+    local = modes.add_parser("local", help="train one node's data alone")
+    warm = modes.add_parser("warmstart", help="train public data from the seed")
+    for mode in (local, warm):
+        mode.add_argument("--workload", type=Path, required=True, help="TOML or canonical JSON")
+        mode.add_argument("--data", type=Path, required=True)
+        mode.add_argument("--out", type=Path, required=True, help="a .f32 file or safetensors")
+    local.add_argument("--start", type=Path, required=True, help="parameters or checkpoint")
+    local.add_argument("--steps", type=_steps, required=True)
+    local.add_argument("--node", default="local", help="seeds batches and head")
+    warm.add_argument("--steps", type=_steps, default=WARM_START_STEPS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = _parser().parse_args(arguments)
+    torch.set_num_threads(THREADS)
+    workload = read_workload(given.workload)
+    if given.mode == "local":
+        start = read_parameters(given.start, workload)
+        flat = local_only(workload, given.data, start, given.steps, given.node)
+    else:
+        flat = warm_start(workload, given.data, given.steps)
+    out = given.out / WEIGHTS if given.out.is_dir() else given.out
+    write_parameters(out, workload, flat)
+    digest = parameter_digest(layout(workload), flat)
+    print(json.dumps({"parameters": str(out), "digest": digest}))  # noqa: T201  # its answer
+
+
+if __name__ == "__main__":
+    main()
