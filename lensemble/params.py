@@ -1,8 +1,8 @@
 """The federated parameters as one flat vector: names, shapes and where each lies.
 
-Canonical order: every ``encoder.*`` tensor sorted by full name, then every ``predictor.*``.  All are
-little-endian float32, contiguous, so the flat vector is also the data section of a checkpoint and
-the data bytes of a state blob.  An action head is never part of it.
+Canonical order: every ``encoder.*`` tensor sorted by full name, then every ``predictor.*``.  All
+are little-endian float32, contiguous, so the flat vector is also the data section of a checkpoint
+and the data bytes of a state blob.  An action head is never part of it.
 """
 
 import hashlib
@@ -108,7 +108,10 @@ class ParameterDigest:
             ContractViolation: too few or too many bytes.
         """
         if self._left != 0:
-            raise ContractViolation(f"parameters are {-self._left} bytes longer than their layout")
+            differ = "shorter" if self._left > 0 else "longer"
+            raise ContractViolation(
+                f"parameters are {abs(self._left)} bytes {differ} than their layout"
+            )
         return Digest(self._hash.hexdigest())
 
 

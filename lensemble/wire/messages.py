@@ -131,7 +131,7 @@ class TornDown(_Fenced, frozen=True, kw_only=True, tag=True):
 class EdgeLost(_Fenced, frozen=True, kw_only=True, tag=True):
     """An edge-end of the sender faulted; the coordinator provisions a new pair."""
 
-    edge: Count
+    edge: Annotated[int, Meta(ge=0)]
     reason: Sentence
 
 

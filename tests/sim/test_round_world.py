@@ -201,10 +201,8 @@ def test_a_failing_life_says_how_to_live_it_again() -> None:
     federation.world.checks.append(nothing_is_ever_committed)
     with pytest.raises(AssertionError) as failure:
         survive(3, federation)
-    *life, _, fault, again = str(failure.value).splitlines()
-    assert (fault, again) == (
-        "AssertionError: a record",
-        "SIM_SEED=3 pytest tests/sim/test_round_world.py",
-    )
+    *life, again = str(failure.value).splitlines()
+    assert again == "SIM_SEED=3 pytest tests/sim/test_round_world.py"
+    assert "AssertionError: a record" in life
     assert any("is collecting: waiting for" in line for line in life)
     assert all(len(line) < 400 for line in life)

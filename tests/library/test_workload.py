@@ -1,0 +1,128 @@
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from lensemble.workload import (
+    FieldTerms,
+    Inner,
+    NoopTask,
+    Objective,
+    Workload,
+    WorldModelTask,
+    initial_parameters,
+    layout,
+    parameter_shapes,
+)
+
+
+def test_the_defaults_are_a_contract() -> None:
+    """A change of a default changes every config hash and every warm start: it is on purpose."""
+    workload = Workload()
+    assert workload.digest == ("264083b44371b9d6097d486d4ba41aa3a87b8ff9194769d7e0ce8b4322bd1aaf")
+    assert layout(workload).digest == (
+        "7514fec2a150bedb239c824c0701d52c42c39e19099de18819686a3ccb2b500c"
+    )
+    flat = initial_parameters(workload)
+    assert (flat.dtype, flat.shape) == (np.float32, (27480,))
+    assert hashlib.sha256(flat.tobytes()).hexdigest() == (
+        "be4e8c6c2dcc5a2f7005cc1cde3af8c1b7bd3f7bad4acdf7c95ff4aa61bda613"
+    )
+
+
+def test_canonical_is_sorted_compact_ascii_json_of_every_key() -> None:
+    workload = Workload(name="arm-2", root_seed=7)
+    text = workload.canonical().decode("ascii")
+    tree = json.loads(text)
+    assert text == json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    assert set(tree) == set(Workload.model_fields)
+    assert workload.digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+@given(
+    seed=st.integers(0, (1 << 63) - 1),
+    task=st.builds(WorldModelTask, latent_dim=st.integers(1, 64), history=st.integers(1, 4))
+    | st.builds(NoopTask, parameters=st.integers(1, 100)),
+    inner=st.builds(Inner, steps=st.integers(1, 100), lr=st.floats(1e-6, 1.0)),
+    objective=st.builds(Objective, lambda_sig=st.floats(0.0, 1e6)),
+)
+def test_what_travels_is_what_was_meant(
+    seed: int, task: WorldModelTask | NoopTask, inner: Inner, objective: Objective
+) -> None:
+    meant = Workload(root_seed=seed, task=task, inner=inner, objective=objective)
+    heard = Workload.model_validate_json(meant.canonical())
+    assert heard == meant
+    assert heard.digest == meant.digest
+
+
+def test_a_whole_number_is_the_same_weight() -> None:
+    assert Workload(objective=Objective(lambda_sig=5)).digest == (
+        Workload(objective=Objective(lambda_sig=5.0)).digest
+    )
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"name": "Arm"},
+        {"name": "arm\n"},
+        {"name": ""},
+        {"root_seed": -1},
+        {"root_seed": 1 << 63},
+        {"root_seed": "7"},
+        {"root_seed": True},
+        {"rounds": 5},
+        {"task": {"kind": "other"}},
+        {"task": {"kind": "noop", "latent_dim": 3}},
+        {"inner": {"steps": 0}},
+        {"inner": {"lr": float("nan")}},
+        {"objective": {"lambda_sig": float("inf")}},
+        {"objective": {"lambda_sig": -1.0}},
+        {"outer": {"momentum": 1.0}},
+        {"outer": {"dtype": "bf16"}},
+        {"field": {"k": 31}},
+        {"field": {"k": 30, "n_max": 4096, "more": 1}},
+    ],
+    ids=str,
+)
+def test_what_is_not_a_workload(tree: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Workload.model_validate(tree)
+
+
+def test_the_bound_of_the_field_leaves_no_wrap() -> None:
+    for k in (8, 24, 30):
+        for n_max in (1, 63, 64, 4096):
+            terms = FieldTerms(k=k, n_max=n_max)
+            assert n_max * round(terms.bound * 2**k) < 1 << 31
+
+
+def test_the_action_head_is_in_no_layout() -> None:
+    names = parameter_shapes(WorldModelTask())
+    assert not [name for name in names if "action" in name or "head" in name]
+    assert {name.split(".")[0] for name in names} == {"encoder", "predictor"}
+
+
+def test_the_warm_start_depends_on_the_seed_and_the_name_alone() -> None:
+    small = Workload(task=WorldModelTask(latent_dim=4), root_seed=5)
+    wide = Workload(task=WorldModelTask(latent_dim=4, action_embedding=9), root_seed=5)
+    other = Workload(task=WorldModelTask(latent_dim=4), root_seed=6)
+    first = layout(small).views(initial_parameters(small))
+    second = layout(wide).views(initial_parameters(wide))
+    third = layout(other).views(initial_parameters(other))
+    for name in first:
+        if name.startswith("encoder."):
+            assert np.array_equal(first[name], second[name])
+        assert not np.array_equal(first[name], third[name])
+    for name, view in first.items():
+        weight = first[name.rsplit(".", 1)[0] + ".weight"]
+        assert np.abs(view).max() <= 1 / np.sqrt(weight.shape[1])
+
+
+def test_the_noop_warm_start_is_zero() -> None:
+    flat = initial_parameters(Workload(task=NoopTask(parameters=10)))
+    assert np.array_equal(flat, np.zeros(10, dtype=np.float32))
