@@ -1,0 +1,101 @@
+"""``lensemblectl``: the verbs, and the exit status of each outcome.
+
+0 done; 1 the outcome is a failure; 2 usage or configuration; 3 no daemon answers; 130 interrupted.
+"""
+
+import sys
+
+import typer
+
+from lensemble.ctl.client import DaemonUnreachable, Declined
+from lensemble.errors import LensembleError
+from lensemblectl.commands import checkpoint, programs, rounds, run, setup, status
+from lensemblectl.exits import FAILED, INTERRUPTED, OK, UNREACHABLE, USAGE, complain
+
+USAGE_CODES = frozenset({"config", "malformed"})
+
+# What every complaint about arguments derives from; typer exports only the most specific ones.
+MISUSE: type[Exception] = typer.BadParameter.mro()[2]
+
+app = typer.Typer(
+    name="lensemblectl",
+    help="Ask and command the daemons of Lensemble on this machine.",
+    epilog=(
+        "Exit status: 0 done, 1 the outcome is a failure, 2 usage or configuration, "
+        "3 no daemon answers, 130 interrupted."
+    ),
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+START, WORK, LOOK, FILES, TRY = (
+    "Setting up",
+    "Working",
+    "Looking",
+    "Proof and files",
+    "Trying out",
+)
+
+app.add_typer(setup.init, name="init", rich_help_panel=START)
+app.command("invite", rich_help_panel=START)(setup.invite)
+app.command("join", rich_help_panel=START)(setup.join)
+app.command("leave", rich_help_panel=START)(setup.leave)
+app.command("run", rich_help_panel=WORK)(run.run)
+app.command("abort", rich_help_panel=WORK)(run.abort)
+app.command("status", rich_help_panel=LOOK)(status.status)
+app.command("rounds", rich_help_panel=LOOK)(rounds.rounds)
+app.command("round", rich_help_panel=LOOK)(rounds.one_round)
+app.command("events", rich_help_panel=LOOK)(rounds.events)
+app.add_typer(checkpoint.verbs, name="checkpoint", rich_help_panel=FILES)
+app.command("verify", rich_help_panel=FILES)(programs.verify)
+app.command("data", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.data)
+app.command("simulate", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.simulate)
+app.command("demo", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.demo)
+app.command("version", rich_help_panel=TRY)(programs.version)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(answer(sys.argv[1:]))
+
+
+def answer(arguments: list[str]) -> int:
+    """Perform the command in ``arguments`` and return its exit status."""
+    try:
+        status_of = app(arguments, prog_name="lensemblectl", standalone_mode=False)
+        sys.stdout.flush()
+    except MISUSE as error:
+        return _misused(error)
+    except LensembleError as error:
+        complain(error.message, error.remediation)
+        return _status_for(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return status_of if isinstance(status_of, int) else OK
+
+
+def _status_for(error: LensembleError) -> int:
+    match error:
+        case DaemonUnreachable():
+            return UNREACHABLE
+        case Declined() if error.reply.code not in USAGE_CODES:
+            return FAILED
+        case _:
+            return USAGE
+
+
+def _misused(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "lensemblectl")
+    format_message = getattr(error, "format_message", error.__str__)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # Its message is the help text of the verb, which has been printed.
+        return USAGE
+    complain(format_message(), f"{path} --help")
+    return USAGE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Exit statuses, and what is printed when something does not work out."""
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+OK = 0
+FAILED = 1
+USAGE = 2
+UNREACHABLE = 3
+INTERRUPTED = 130
+
+
+def complain(message: str, remedy: str = "") -> None:
+    """Say on standard error what is wrong and, if known, what to try."""
+    sys.stdout.flush()
+    sys.stderr.write(f"Error: {message}\n")
+    if remedy:
+        sys.stderr.write(f"Try: {remedy}\n")
+
+
+def stop(status: int) -> NoReturn:
+    """Leave the command with ``status``, everything having been said."""
+    raise typer.Exit(status)
+
+
+def say(text: str) -> None:
+    """Print ``text`` and a line end; a reader that has gone away has seen enough."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nothing more may be written when the interpreter closes its files.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stop(OK)
