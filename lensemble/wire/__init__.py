@@ -1,0 +1,1 @@
+"""What travels between a coordinator and a node, and how it becomes bytes."""
