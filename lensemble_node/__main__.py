@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import trio
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _serve(config: NodeConfig) -> int:
     os.umask(0o007)
     logs.configure(config.log.level, config.log.format)
+    sys.excepthook = _last_words
     status = 0
     try:
         trio.run(_until_signal, config)
@@ -54,11 +56,15 @@ def _serve(config: NodeConfig) -> int:
         first = _first(errors)
         sys.stderr.write(f"fatal: {first.message} {first.remediation}\n")
         status = EXIT_FATAL
-    except* Exception as errors:
-        traceback.print_exception(errors)
-        sys.stderr.write(f"fatal: {errors.exceptions[0]!r}\n")
-        status = EXIT_FATAL
     return status
+
+
+def _last_words(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """A fault of this program: everything about it, and the line an operator looks for."""
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.write(f"fatal: {error!r}\n")
 
 
 def _first(errors: BaseExceptionGroup[LensembleError]) -> LensembleError:

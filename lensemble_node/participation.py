@@ -154,12 +154,15 @@ class Session(msgspec.Struct, frozen=True):
     last: messages.LastRecord
 
 
+Attempt: TypeAlias = attempt.State
+
+
 class Joined(msgspec.Struct, frozen=True, tag=True):
     target: Target
     call: int
     session: Session
     edges: Edges = NoEdges()
-    attempt: attempt.State = attempt.Idle()
+    attempt: Attempt = attempt.Idle()
     fresh: bool = False
     """The edges are newer than the last ``RoundOpen``: it may be said again for them."""
     failures: int = 0

@@ -17,6 +17,7 @@ MAX_LINE_BYTES = 1 << 18
 
 _Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+_Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _Line(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +82,7 @@ class Train(_Line, frozen=True, kw_only=True, tag=True):
     round: _Count
     attempt: _Count
     prior_digest: _Hash
-    sketch_seed: _Count
+    sketch_seed: _Seed
     global_step: _Count
 
 
