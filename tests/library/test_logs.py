@@ -32,7 +32,9 @@ def records(out: io.StringIO) -> list[dict[str, object]]:
 
 def test_a_record_is_one_json_line_with_bound_values(out: io.StringIO) -> None:
     logs.configure(style="json", stream=out)
-    logs.logger("rounds", node="ab" * 32, round=3).info("round.closed", shape=(3, 4), path=Path("/x"))
+    logs.logger("rounds", node="ab" * 32, round=3).info(
+        "round.closed", shape=(3, 4), path=Path("/x")
+    )
     (record,) = records(out)
     assert record.pop("time")
     assert record == {
