@@ -1,13 +1,14 @@
 """The sum of the updates: integer, exact and free of order, one piece of one accumulator at a time.
 
-It is derived twice from the spools and the digests are compared, so that a fault of memory or disk
-shows before anything is built on it.  These functions block and release the GIL for nearly all of
-their time; run them in a thread.
+It is derived twice from the spools, side by side, and the digests are compared, so that a fault of
+memory or disk shows before anything is built on it.  These functions block, and release the GIL for
+nearly all of their time; run them in a thread.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -167,8 +168,10 @@ def _derive_equal(
     differed: Callable[[Digest, Digest], None],
 ) -> SumFacts:
     for last in (False, True):
-        facts = fold(addends, layout, part)
-        again = sum_digest(addends, layout)
+        with ThreadPoolExecutor(1, "second-sum") as beside:
+            second = beside.submit(sum_digest, addends, layout)
+            facts = fold(addends, layout, part)
+            again = second.result()
         if again == facts.field_sum_digest:
             return facts
         if not last:

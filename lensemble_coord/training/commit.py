@@ -8,8 +8,11 @@ The order is what makes it safe::
 A crash before the record leaves orphans, which ``sweep`` removes; a crash after it loses nothing.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +35,8 @@ from lensemble_coord.training.outer_optimizer import OuterStep, step_terms
 from lensemble_coord.training.record import GENESIS_ROUND
 from lensemble_coord.training.rows import ArtifactKind
 
+HASHING_THREADS = 4
+Result = TypeVar("Result")
 KINDS: tuple[ArtifactKind, ...] = ("weights", "momentum", "sum")
 
 
@@ -71,61 +76,93 @@ def apply_outer_step(
         AggregationError: nobody contributed, or the result is not finite.
         StorageError: the file system refuses.
     """
-    prior = open_checkpoint(directory.checkpoint(inputs.prior_digest))
-    velocity: Iterable[memoryview] = zeros(layout.nbytes)
-    if inputs.prior_momentum_digest is not None:
-        velocity = open_checkpoint(directory.momentum_of(inputs.prior_momentum_digest)).pieces()
     step = OuterStep(step_terms(workload, inputs.contributors))
-    sums = sum_pieces(directory.sum(inputs.field_sum_digest), layout)
-    read = _Inputs(layout)
     weights_of = Lineage("weights", inputs.round_index, workload.digest, inputs.prior_digest)
     momentum_of = Lineage(
         "momentum", inputs.round_index, workload.digest, inputs.prior_momentum_digest
     )
     with (
+        ThreadPoolExecutor(HASHING_THREADS, "outer-step") as pool,
         CheckpointWriter(directory.checkpoints, layout, weights_of) as weights,
         CheckpointWriter(directory.momentum, layout, momentum_of) as momentum,
     ):
-        offset = 0
-        for parameters, before, words in zip(prior.pieces(), velocity, sums, strict=True):
-            read.update(parameters, before, words)
+        offset, read = 0, _Inputs(directory, layout, inputs, pool)
+        for parameters, before, words in read.pieces():
             w = np.frombuffer(parameters, dtype=np.float32).copy()
             v = np.frombuffer(before, dtype=np.float32).copy()
             step.apply(w, v, np.frombuffer(words, dtype=np.uint32))
-            weights.write(offset, w.data.cast("B"))
-            momentum.write(offset, v.data.cast("B"))
+            _together(
+                pool,
+                partial(weights.write, offset, w.data.cast("B")),
+                partial(momentum.write, offset, v.data.cast("B")),
+            )
             offset += len(words)
-        read.require(inputs)
-        prepared = Prepared(weights.commit(), momentum.commit())
-    open_checkpoint(directory.checkpoint(prepared.next_digest)).verify()
-    open_checkpoint(directory.momentum_of(prepared.momentum_digest)).verify()
-    return prepared
+        next_digest, momentum_digest = _together(pool, weights.commit, momentum.commit)
+        _together(
+            pool,
+            open_checkpoint(directory.checkpoint(next_digest)).verify,
+            open_checkpoint(directory.momentum_of(momentum_digest)).verify,
+        )
+    return Prepared(next_digest, momentum_digest)
+
+
+def _together(pool: ThreadPoolExecutor, *calls: Callable[[], Result]) -> list[Result]:
+    """The results of ``calls``, which hash or write and so release the GIL."""
+    return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 class _Inputs:
-    """Running digests of the three vectors that go into a step."""
+    """The three vectors that go into a step, piece by piece, and their running digests."""
 
-    def __init__(self, layout: ParamLayout) -> None:
-        self._prior = ParameterDigest(layout)
-        self._momentum = ParameterDigest(layout)
-        self._sum = SumDigest(layout)
+    def __init__(
+        self,
+        directory: StateDirectory,
+        layout: ParamLayout,
+        inputs: StepInputs,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._inputs = inputs
+        self._pool = pool
+        prior = open_checkpoint(directory.checkpoint(inputs.prior_digest))
+        self._prior = prior.pieces()
+        self._velocity: Iterable[memoryview] = zeros(layout.nbytes)
+        if inputs.prior_momentum_digest is not None:
+            momentum = open_checkpoint(directory.momentum_of(inputs.prior_momentum_digest))
+            self._velocity = momentum.pieces()
+        self._sums = sum_pieces(directory.sum(inputs.field_sum_digest), layout)
+        self._digests: tuple[ParameterDigest | SumDigest, ...] = (
+            ParameterDigest(layout),
+            ParameterDigest(layout),
+            SumDigest(layout),
+        )
 
-    def update(self, prior: memoryview, momentum: memoryview, words: memoryview) -> None:
-        self._prior.update(prior)
-        self._momentum.update(momentum)
-        self._sum.update(words)
+    def pieces(self) -> Iterator[tuple[memoryview, memoryview, memoryview]]:
+        """Parameters, momentum and sum; each piece is valid until the next is asked for.
 
-    def require(self, inputs: StepInputs) -> None:
-        momentum = self._momentum.hexdigest()
+        Raises:
+            CheckpointIntegrityError: at the end, if one of them does not have its digest.
+        """
+        for pieces in zip(self._prior, self._velocity, self._sums, strict=True):
+            hashing = [
+                self._pool.submit(digest.update, piece)
+                for digest, piece in zip(self._digests, pieces, strict=True)
+            ]
+            yield pieces
+            for future in hashing:
+                future.result()
+        self._require()
+
+    def _require(self) -> None:
+        prior, momentum, field_sum = (digest.hexdigest() for digest in self._digests)
         for name, found, due in (
-            ("prior parameters", self._prior.hexdigest(), inputs.prior_digest),
-            ("prior momentum", momentum, inputs.prior_momentum_digest or momentum),
-            ("field sum", self._sum.hexdigest(), inputs.field_sum_digest),
+            ("prior parameters", prior, self._inputs.prior_digest),
+            ("prior momentum", momentum, self._inputs.prior_momentum_digest or momentum),
+            ("field sum", field_sum, self._inputs.field_sum_digest),
         ):
             if found != due:
                 raise CheckpointIntegrityError(
-                    f"the {name} of round {inputs.round_index} have the digest {found} on disk, "
-                    f"not {due}"
+                    f"the {name} of round {self._inputs.round_index} have the digest {found} on "
+                    f"disk, not {due}"
                 )
 
 

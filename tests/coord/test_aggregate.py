@@ -89,14 +89,13 @@ class Unsteady:
     """An addend whose memory fails at the reads whose numbers are in ``wrong``, from 0."""
 
     def __init__(self, sound: SpoolFile, wrong: set[int]) -> None:
-        self.sound, self.wrong, self.reads = sound, wrong, 0
+        self.sound, self.wrong, self.reads = sound, wrong, itertools.count()
         self.participant, self.total_bytes = sound.participant, sound.total_bytes
         self.complete = True
 
     def read_into(self, offset: int, into: memoryview) -> None:
         self.sound.read_into(offset, into)
-        into[0] ^= self.reads in self.wrong
-        self.reads += 1
+        into[0] ^= next(self.reads) in self.wrong
 
 
 def test_one_disagreement_is_summed_again_and_told(tmp_path: Path) -> None:
