@@ -118,7 +118,7 @@ class ParameterDigest:
 def parameter_digest(layout: ParamLayout, flat: FlatParameters) -> Digest:
     """The one digest of a parameter vector (float32, shape ``(size,)``)."""
     running = ParameterDigest(layout)
-    raw = memoryview(np.ascontiguousarray(flat)).cast("B")
+    raw = np.ascontiguousarray(flat).data.cast("B")
     for start in range(0, len(raw), _PIECE_BYTES):
         running.update(raw[start : start + _PIECE_BYTES])
     return running.hexdigest()

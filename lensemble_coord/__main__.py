@@ -1,24 +1,15 @@
 """``lensemble-coord CONFIG`` serves; ``lensemble-coord check CONFIG`` only looks."""
 
 import argparse
-import os
-import signal
 import sys
 from pathlib import Path
 
-import trio
-from lensemble.transport.iroh_driver import IrohDriver
-
-from lensemble import identity, logs
+from lensemble import service
 from lensemble.config import load
 from lensemble.errors import LensembleError
-from lensemble.state_dir import IDENTITY_NAME
 from lensemble.version import BUILD
 from lensemble_coord import daemon
 from lensemble_coord.config import CoordinatorConfig
-
-EXIT_FATAL = 1
-EXIT_CONFIG = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,58 +25,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = load(Path(words[-1]), CoordinatorConfig)
         daemon.workload_of(config)
-        if words[0] == "check" and len(words) == 2:
-            sys.stdout.write(f"{words[-1]} is a valid configuration of a coordinator.\n")
-            return 0
     except LensembleError as error:
-        sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
-        return EXIT_CONFIG
-    return _serve(config)
-
-
-def _serve(config: CoordinatorConfig) -> int:
-    os.umask(0o007)
-    logs.configure(config.log.level, config.log.format)
-    try:
-        trio.run(_until_signal, config)
-    except* LensembleError as errors:
-        first = _first(errors)
-        sys.stderr.write(f"fatal: {first.message}\nTry: {first.remediation}\n")
-        return EXIT_FATAL
-    except* Exception as errors:
-        sys.stderr.write(f"fatal: {errors.exceptions[0]!r}\n")
-        raise
-    return 0
-
-
-def _first(errors: BaseExceptionGroup[LensembleError]) -> LensembleError:
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    if isinstance(found, LensembleError):
-        return found
-    raise found
-
-
-async def _until_signal(config: CoordinatorConfig) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            me = identity.load_or_create(config.state_dir / IDENTITY_NAME)
-            listen = config.listen
-            driver = IrohDriver(
-                me,
-                listen.addresses,
-                heartbeat_s=listen.heartbeat_s,
-                heartbeat_timeout_s=listen.heartbeat_timeout_s,
-            )
-            await nursery.start(daemon.serve, config, driver)
-            async for received in signals:
-                logs.logger("coordinator").info(
-                    "coordinator.stopping", signal=signal.Signals(received).name
-                )
-                nursery.cancel_scope.cancel()
-                return
+        return service.refuse(error)
+    if len(words) == 2:
+        sys.stdout.write(f"{words[-1]} is a valid configuration of a coordinator.\n")
+        return 0
+    return service.run("coordinator", config, daemon.serve)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from lensemble.config import ConfigPath, Section, load
 from lensemble.errors import LensembleError
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.training.coordinator import RunOutcome
+from lensemble_coord.training.coordinator import RunEnded
 from lensemble_node.config import NodeConfig
 
 EXIT_FAILED = 1
@@ -73,14 +73,14 @@ async def simulate(
             joined = ticket.Membership(hub.node, hub.addresses(), daemon.federation, b"")
             await nursery.start(lensemble_node.daemon.serve, config, spoke, joined)
         await daemon.wait_for_nodes(len(nodes))
-        outcome: RunOutcome = await daemon.run_rounds(rounds)
+        outcome: RunEnded = await daemon.run_rounds(rounds)
         closed = daemon.closed_rounds
         digest = daemon.digest
         nursery.cancel_scope.cancel()
     return Simulated(
         len(closed),
         tuple(len(each.contributors) for each in closed),
-        tuple(round(each.seconds, 3) for each in closed),
+        tuple(round(sum(each.seconds.values()), 3) for each in closed),
         digest,
         outcome.completed,
         outcome.reason,
@@ -105,9 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         nodes = [load(path, NodeConfig) for path in config.nodes]
         weather = config.network
         network = MemoryNetwork(seed=weather.seed)
-        result = trio.run(
-            simulate, coordinator, nodes, options.rounds or config.rounds, network
-        )
+        result = trio.run(simulate, coordinator, nodes, options.rounds or config.rounds, network)
     except LensembleError as error:
         sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
         return EXIT_USAGE

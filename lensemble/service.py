@@ -1,0 +1,101 @@
+"""What both daemons do around their ``serve``: logs, signals, identity, endpoint, last words."""
+
+import os
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from lensemble import identity, logs
+from lensemble.errors import LensembleError
+from lensemble.settings import LogSection
+from lensemble.state_dir import IDENTITY_NAME
+from lensemble.transport.driver import Driver
+from lensemble.transport.iroh_driver import IrohDriver
+
+EXIT_FATAL = 1
+EXIT_CONFIG = 2
+PRIVATE_UMASK = 0o007
+
+
+class Configured(Protocol):
+    """What both configurations have."""
+
+    @property
+    def state_dir(self) -> Path: ...
+
+    @property
+    def listen(self) -> Any: ...
+
+    @property
+    def log(self) -> LogSection: ...
+
+
+Serve = Callable[..., Awaitable[None]]
+
+
+def run(part: str, config: Configured, serve: Serve) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status.
+
+    ``serve(config, driver, task_status=...)`` is the daemon.  An error of ours ends it with a line
+    that begins with ``fatal:`` and status 1; a fault of the program with its traceback before that.
+    """
+    os.umask(PRIVATE_UMASK)
+    logs.configure(config.log.level, config.log.format)
+    sys.excepthook = _last_words
+    status = 0
+    try:
+        trio.run(_until_signal, part, config, serve)
+    except* LensembleError as errors:
+        first = _first(errors)
+        sys.stderr.write(f"fatal: {first.message}\nTry: {first.remediation}\n")
+        status = EXIT_FATAL
+    return status
+
+
+def refuse(error: LensembleError) -> int:
+    """Say what is wrong before anything is served; returns the exit status."""
+    sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
+    return EXIT_CONFIG
+
+
+def _last_words(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Everything about a fault of this program, and the line an operator looks for."""
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.write(f"fatal: {error!r}\n")
+
+
+def _first(errors: BaseExceptionGroup[LensembleError]) -> LensembleError:
+    found: LensembleError | BaseExceptionGroup[LensembleError] = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+async def _until_signal(part: str, config: Configured, serve: Serve) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve, config, endpoint(config))
+            async for received in signals:
+                logs.logger(part).info(f"{part}.signal", signal=signal.Signals(received).name)
+                nursery.cancel_scope.cancel()
+                return
+
+
+def endpoint(config: Configured) -> Driver:
+    """The QUIC endpoint of the identity in the state directory, which is made if it is missing."""
+    config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    listen = config.listen
+    return IrohDriver(
+        identity.load_or_create(config.state_dir / IDENTITY_NAME),
+        listen.addresses,
+        heartbeat_s=listen.heartbeat_s,
+        heartbeat_timeout_s=listen.heartbeat_timeout_s,
+    )
