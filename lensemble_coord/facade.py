@@ -11,6 +11,7 @@ from lensemble.global_state import GlobalState
 from lensemble.transport.driver import Driver
 from lensemble_coord import daemon
 from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.training.coordinator import RunEnded
 from lensemble_coord.training.outer_round import RoundState, public_state
 from lensemble_coord.training.store import Store
 
@@ -38,11 +39,11 @@ class Coordinator:
         if not ended.completed:
             raise FaultToleranceExceeded(f"{ended.closed} of {num_rounds} rounds: {ended.reason}")
 
-    async def _run(self, num_rounds: int) -> daemon.RunEnded:
+    async def _run(self, num_rounds: int) -> RunEnded:
         async with trio.open_nursery() as nursery:
             serving = await nursery.start(daemon.serve, self._config, self._transport)
             try:
-                ended: daemon.RunEnded = await serving.run_rounds(num_rounds)
+                ended: RunEnded = await serving.run_rounds(num_rounds)
             finally:
                 self._state = public_state(serving.rounds.state)
             nursery.cancel_scope.cancel()
