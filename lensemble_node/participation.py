@@ -538,7 +538,7 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
     session = Session(
         welcome.federation, welcome.epoch, welcome.coordinator, welcome.build, terms, welcome.last
     )
-    joined = Joined(target, joining.call, session, failures=joining.failures + 1)
+    joined = Joined(target, joining.call, session, failures=joining.failures)
     worker, ordered = _closing(_for_terms(state.worker, terms), state.me, welcome.last)
     run = () if worker_terms(state.worker) == terms else (RunWorker(terms, welcome.federation),)
     first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target))
