@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench check clean
+.PHONY: help install demo test lint format configs bench check clean
 
 help:
 	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
 	@echo "make test    the whole default test run (ARGS=... is passed to pytest)"
 	@echo "make lint    formatting, lint, types and import contracts"
 	@echo "make format  put every file into the house format"
+	@echo "make configs write configs/*.toml from the configuration models"
 	@echo "make bench   every benchmark, one after the other"
 
 install: $(STAMP)
@@ -38,6 +39,11 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The shipped files are written from the models, and a test holds them to that.
+configs: $(STAMP)
+	$(BIN)/python -m lensemble_coord.config > configs/coord.toml
+	$(BIN)/python -m lensemble_node.config > configs/node.toml
 
 bench: $(STAMP)
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

@@ -209,15 +209,9 @@ def verified(report: dict[str, Any]) -> RenderableType:
     """What ``lensemblectl verify`` found; ``report`` as the program prints it."""
     newest = report.get("newest_round")
     checked = [
-        (name, str(report[key]))
-        for name, key in (
-            ("records", "records"),
-            ("signatures", "signatures"),
-            ("checkpoints", "checkpoints"),
-            ("manifests", "manifests"),
-            ("field sums", "sums"),
-            ("steps recomputed", "recomputed"),
-        )
+        f"{value} {name.replace('_', ' ')}"
+        for name, value in report.items()
+        if isinstance(value, int) and name != "newest_round"
     ]
     sound = not report["problems"]
     head = f"{report['directory']}: {'sound' if sound else 'NOT sound'}"
@@ -226,8 +220,8 @@ def verified(report: dict[str, Any]) -> RenderableType:
         facts(
             [
                 ("federation", report.get("federation", "")),
-                ("newest round", "" if newest is None else str(newest)),
-                *checked,
+                ("newest round", "" if newest is None or newest < 0 else str(newest)),
+                ("checked", ", ".join(checked)),
             ]
         ),
         *(Text(f"note: {note}", "dim") for note in report["notes"]),
@@ -266,7 +260,7 @@ def _participant(each: replies.ParticipantStatus) -> list[str]:
         each.name,
         words.progress(each.activity, each.step, each.steps, each.bytes, each.total_bytes),
         "" if each.last_seen_s is None else words.brief(each.last_seen_s),
-        "" if each.rtt_ms is None else f"{each.rtt_ms:.3g} ms",
+        "" if each.rtt_ms is None else words.milliseconds(each.rtt_ms),
         each.path,
         str(each.contributions),
         words.short(each.node),
@@ -309,7 +303,7 @@ def _link(link: replies.LinkStatus) -> str:
         ""
         if link.next_attempt_in_s is None
         else f"next in {words.duration(link.next_attempt_in_s)}",
-        "" if link.rtt_ms is None else f"rtt {link.rtt_ms:.3g} ms",
+        "" if link.rtt_ms is None else f"rtt {words.milliseconds(link.rtt_ms)}",
         f"via {link.path}" if link.path else "",
         "" if link.last_seen_s is None else f"seen {words.duration(link.last_seen_s)} ago",
     ]
@@ -346,6 +340,6 @@ def _node_round(status: replies.NodeRoundStatus | None) -> str:
     does = words.progress(
         status.activity, status.step, status.steps, status.bytes, status.total_bytes
     )
-    attempt = f", attempt {status.attempt}" if status.attempt > 1 else ""
+    attempt = f", attempt {status.attempt}" if status.attempt else ""
     why = f" ({status.reason})" if status.reason else ""
     return f"round {status.index}{attempt}: {does}{why}, for {words.duration(status.since_s)}"

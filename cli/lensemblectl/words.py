@@ -32,6 +32,11 @@ def brief(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
+def milliseconds(value: float) -> str:
+    """``<1 ms``, ``12 ms``."""
+    return "<1 ms" if value < 1 else f"{value:.0f} ms"
+
+
 def size(count: int) -> str:
     """``912 B``, ``12.3 MB``: powers of 1000."""
     if count < 1000:
@@ -78,7 +83,10 @@ def progress(activity: str, step: int, steps: int, done: int, total: int) -> str
 
 def round_line(status: replies.RoundStatus) -> str:
     """Where a round is and why it is not further, in one line."""
-    attempt = f", attempt {status.attempt}" if status.attempt > 1 else ""
+    if status.state == "closed":
+        # At rest, or for an instant between two rounds: no round is in flight.
+        return status.reason[:1].upper() + status.reason[1:] or "No round is in flight"
+    attempt = f", attempt {status.attempt}" if status.attempt else ""
     on = f"; on {names(status.waiting_on)}" if status.waiting_on else ""
     why = f": {status.reason}{on}" if status.reason else ""
     return f"round {status.index}{attempt} {status.state.upper()}{why}"
@@ -99,7 +107,7 @@ def closed_line(closed: replies.RoundSummary) -> str:
         f"state {short(closed.digest)}",
         *closed.alerts,
     ]
-    attempt = f" at attempt {closed.attempt}" if closed.attempt > 1 else ""
+    attempt = f" at attempt {closed.attempt}" if closed.attempt else ""
     return f"round {closed.index} CLOSED{attempt}: {', '.join(part for part in parts if part)}"
 
 

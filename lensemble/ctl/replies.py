@@ -55,6 +55,7 @@ class RoundStatus(_Fact, frozen=True, kw_only=True):
 
     index: int
     attempt: int
+    """Counts from 0: the attempts of this round before it."""
     state: str
     """A ``RoundState``: open, collecting, aggregating, aligning, committing, closed, aborted."""
     reason: str

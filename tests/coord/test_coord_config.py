@@ -14,9 +14,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_the_shipped_file_lists_every_key_at_its_default(tmp_path: Path) -> None:
     text = (CONFIGS / "coord.toml").read_text()
-    assert text == commented(CoordinatorConfig, TITLE), (
-        "run `python -m lensemble_coord.config > configs/coord.toml`"
-    )
+    assert text == commented(CoordinatorConfig, TITLE), "run `make configs`"
     active = tmp_path / "coord.toml"
     active.write_text(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
     silent = tmp_path / "silent.toml"

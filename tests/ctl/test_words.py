@@ -59,4 +59,8 @@ def test_a_round_line_says_what_is_waited_for_and_on_whom() -> None:
         "round 0, attempt 2 OPEN: waiting for 1 more participant (have 1, quorum 2); "
         "on a, b, c, d, e and 2 more"
     )
+    rest = replies.RoundStatus(
+        index=0, attempt=0, state="closed", reason="at rest: no round is asked for", since_s=1
+    )
+    assert words.round_line(rest) == "At rest: no round is asked for"
     assert words.clock_line(status) == "for 12 s, 48 s left"

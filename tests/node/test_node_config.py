@@ -14,9 +14,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_the_shipped_file_lists_every_key_at_its_default(tmp_path: Path) -> None:
     text = (CONFIGS / "node.toml").read_text()
-    assert text == commented(NodeConfig, TITLE), (
-        "run `python -m lensemble_node.config > configs/node.toml`"
-    )
+    assert text == commented(NodeConfig, TITLE), "run `make configs`"
     active = tmp_path / "node.toml"
     active.write_text(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
     silent = tmp_path / "silent.toml"

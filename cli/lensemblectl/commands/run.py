@@ -163,8 +163,9 @@ def _told(reply: replies.Reply) -> Iterator[str]:
     match reply:
         case replies.RunStarted():
             verb = "goes on" if reply.already else "starts"
-            last = reply.first_round + reply.rounds - 1
-            yield f"run {reply.run} {verb}: rounds {reply.first_round} to {last}"
+            first, last = reply.first_round, reply.first_round + reply.rounds - 1
+            which = f"round {first}" if first == last else f"rounds {first} to {last}"
+            yield f"run {reply.run} {verb}: {which}"
             yield from (f"warning: {warning}" for warning in reply.warnings)
         case replies.RoundClosed():
             yield words.closed_line(reply.round)
