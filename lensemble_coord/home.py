@@ -20,7 +20,7 @@ WORKLOAD_TITLE = (
     "federation begins with it, so change it before the first start of the coordinator."
 )
 
-# What was measured to learn best in tens of rounds of 50 steps; the schema has the published values.
+# Learns best in tens of rounds of 50 steps; the defaults of the schema are the published values.
 SHIPPED = {"outer": {"lr": 0.7, "momentum": 0.5}}
 
 

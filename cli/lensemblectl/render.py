@@ -230,7 +230,8 @@ def verified(report: dict[str, Any]) -> RenderableType:
 
 
 def _problem(problem: dict[str, Any]) -> str:
-    of_round = "" if problem.get("round") is None else f" (round {problem['round']})"
+    index = problem.get("round")
+    of_round = "" if index is None or index < 0 else f" (round {index})"
     return f"{problem['where']}{of_round}: {problem['what']}"
 
 

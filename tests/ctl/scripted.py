@@ -18,7 +18,7 @@ DIGEST = "9c12ab34" * 8
 
 ROUND = replies.RoundStatus(
     index=4,
-    attempt=1,
+    attempt=0,
     state="collecting",
     reason="waiting for 1 of 3 updates (2 arrived, quorum 2)",
     since_s=12.4,
@@ -45,7 +45,7 @@ PARTICIPANTS = (
     ),
 )  # fmt: skip
 SUMMARY = replies.RoundSummary(
-    index=3, attempt=1, contributors=("arm-berlin", "gripper-2"), digest=DIGEST, seconds=2.31,
+    index=3, attempt=0, contributors=("arm-berlin", "gripper-2"), digest=DIGEST, seconds=2.31,
     closed_unix_s=1_700_000_000.0, update_norm=0.184,
 )  # fmt: skip
 STATUS = replies.CoordinatorStatus(
