@@ -58,6 +58,7 @@ class Demo:
         self.rounds = rounds
         self.data = directory / "data"
         self.workload = directory / "workload.toml"
+        self.warm_start = directory / "warm-start.safetensors"
         self.names = [f"node-{index}" for index in range(nodes)]
         self.genesis = ""
         self._console = console
@@ -74,8 +75,8 @@ class Demo:
         """The coordinator's."""
         return self.directory / "coordinator" / "state"
 
-    def _say(self, what: str, text: str) -> None:
-        self._console.print(f"[bold]{what:<11}[/bold] {text}", highlight=False)
+    def say(self, what: str, text: str) -> None:
+        self._console.print(f"[bold]{what:<11}[/bold] {text}", highlight=False, soft_wrap=True)
 
     # ---- before the daemons ----
 
@@ -88,7 +89,7 @@ class Demo:
             f"--episodes={EPISODES}",
             f"--engine={engine}",
         )
-        self._say(
+        self.say(
             "data",
             f"{len(self.nodes)} nodes x {EPISODES} episodes of a two-link arm ({engine}), "
             "each with physics of its own, HDF5",
@@ -100,9 +101,9 @@ class Demo:
             f"--workload={self.workload}",
             f"--data={self.data / 'public.h5'}",
             f"--steps={WARM_START_STEPS}",
-            f"--out={self.directory / 'warm-start'}",
+            f"--out={self.warm_start}",
         )
-        self._say("warm start", f"{WARM_START_STEPS} steps on public data, shared by all")
+        self.say("warm start", f"{WARM_START_STEPS} steps on public data, shared by all")
         self._write_configs()
 
     def _terms(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class Demo:
         given: dict[str, Any] = {
             "name": "coordinator",
             "workload": str(self.workload),
-            "warm_start": str(self.directory / "warm-start" / "weights.safetensors"),
+            "warm_start": str(self.warm_start),
             "listen": {"addresses": ["127.0.0.1:0", "[::1]:0"]},
             "rounds": {"min_participants": quorum},
             "ctl": {"socket": str(self.coordinator.socket)},
@@ -140,7 +141,7 @@ class Demo:
         with started([self.coordinator, *self.nodes]):
             self._join()
             pids = ", ".join(f"{each.name} {each.pid}" for each in self.nodes)
-            self._say("processes", f"coordinator {self.coordinator.pid}, {pids}")
+            self.say("processes", f"coordinator {self.coordinator.pid}, {pids}")
             self._run_rounds()
             with self.coordinator.ask() as client:
                 kept = client.ask(requests.Checkpoints())
@@ -170,7 +171,7 @@ class Demo:
 
     def _run_rounds(self) -> None:
         command = [
-            *(sys.executable, "-m", "lensemblectl", "run"),
+            *(sys.executable, "-m", "lensemblectl.app", "run"),
             f"--rounds={self.rounds}",
             f"--socket={self.coordinator.socket}",
         ]
@@ -207,7 +208,7 @@ class Demo:
         pairs: list[str] = []
         for index in range(len(self.nodes)):
             pairs += [f"--train={self.data / f'node{index}.h5'}"]
-            pairs += [f"--heldout={self.data / f'heldout{index}.h5'}"]
+            pairs += [f"--heldout={self.data / f'heldout-{index}.h5'}"]
         answers = json.loads(
             self._run_module(
                 "lensemble_node.worker.training.evaluate",
@@ -223,17 +224,17 @@ class Demo:
 
     def _train_alone(self) -> list[Path]:
         """As many steps of each node's own data, from the same start, by the same code."""
-        start = self.directory / "warm-start" / "weights.safetensors"
         found, running = [], []
         for index, daemon in enumerate(self.nodes):
             out = self.directory / daemon.name / "alone.f32"
             command = [
-                *(sys.executable, "-m", "lensemble_node.worker.training.baseline", "alone"),
+                *(sys.executable, "-m", "lensemble_node.worker.training.baseline", "local"),
                 f"--workload={self.workload}",
                 f"--data={self.data / f'node{index}.h5'}",
-                f"--start={start}",
+                f"--start={self.warm_start}",
                 f"--steps={INNER_STEPS * self.rounds}",
                 f"--out={out}",
+                f"--node={daemon.name}",
             ]
             with (self.directory / daemon.name / "alone.log").open("wb") as log:
                 running.append(spawn(command, log))
@@ -278,15 +279,8 @@ def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: st
     began = time.monotonic()
     directory = _directory(options.dir)
     demo = Demo(directory, options.nodes, options.rounds, console)
-    console.print(
-        f"[bold]network[/bold]     "
-        + (
-            f"this machine's own; {no_namespace}"
-            if no_namespace
-            else "a private network namespace with loopback only: nothing leaves this machine"
-        ),
-        highlight=False,
-    )
+    private = "a private network namespace with loopback only: nothing leaves this machine"
+    demo.say("network", private if no_namespace is None else f"this machine's; {no_namespace}")
     demo.prepare(options.engine)
     listed = demo.federate()
     verdict = demo.verify()
@@ -305,7 +299,7 @@ def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: st
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         _summarise(console, demo, listed, scores, verdict)
-        console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
+        console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False, soft_wrap=True)
     return 0 if verdict == "ok" and len(listed.rounds) == options.rounds else 1
 
 
@@ -348,7 +342,9 @@ def _summarise(
     console.print(
         f"history {mark}: every record, signature, digest and outer step", highlight=False
     )
-    console.print(f"files are in {demo.directory}; remove them with rm -r", highlight=False)
+    console.print(
+        f"files are in {demo.directory}; remove them with rm -r", highlight=False, soft_wrap=True
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ is broadcast, the record before the close is.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ import trio
 
 from lensemble import seeds
 from lensemble.actor import Timers, run_machine
-from lensemble.errors import LensembleError, OperatorError, Response
+from lensemble.errors import LensembleError, OperatorError, Response, StorageError
 from lensemble.ids import Digest, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
@@ -144,7 +144,11 @@ class Rounds:
                 await self._inbox.send(outer_round.RoundsAsked(left))
             task_status.started()
             await run_machine(
-                self.state, outer_round.transition, self._events, self._perform, self._moved
+                self.state,
+                outer_round.transition,
+                self._timers.sift(self._events),
+                self._perform,
+                self._moved,
             )
 
     async def hear(self, event: outer_round.Event) -> None:
@@ -255,7 +259,11 @@ class Rounds:
 
     async def _open(self, action: outer_round.OpenRound) -> None:
         self._seconds, self._left_out = {}, ()
-        await trio.to_thread.run_sync(self.store.begin_attempt, action.round, action.attempt)
+        try:
+            await trio.to_thread.run_sync(self.store.begin_attempt, action.round, action.attempt)
+        except LensembleError as error:
+            self._nursery.start_soon(self._failed, (action.round, action.attempt), error)
+            return
         ground = self.state.ground
         patience = ground.patience_s
         self._opening = messages.RoundOpen(
@@ -352,16 +360,14 @@ class Rounds:
                 case outer_round.Commit():
                     await self.hear(await self._commit(at, action))
         except LensembleError as error:
-            self.log.warning(
-                "round.step_failed",
-                round=at[0],
-                attempt=at[1],
-                code=error.code,
-                reason=error.message,
-            )
-            response = Response.STOP if error.response is Response.REFUSE else error.response
-            failed = outer_round.StepFailed(*at, error.code, error.message, response)
-            await self.hear(failed)
+            await self._failed(at, error)
+
+    async def _failed(self, at: tuple[int, int], error: LensembleError) -> None:
+        self.log.warning(
+            "round.step_failed", round=at[0], attempt=at[1], code=error.code, reason=error.message
+        )
+        response = Response.STOP if error.response is Response.REFUSE else error.response
+        await self.hear(outer_round.StepFailed(*at, error.code, error.message, response))
 
     async def _derive_sum(
         self, at: tuple[int, int], action: outer_round.DeriveSum
@@ -430,7 +436,7 @@ class Rounds:
         abort = partial(
             self.store.abort_attempt, action.round, action.attempt, action.code, action.reason
         )
-        await trio.to_thread.run_sync(abort)
+        await self._record(abort)
         self._clear_spool()
         self._tell_close(
             action.round,
@@ -443,7 +449,7 @@ class Rounds:
                 outcome="aborted",
                 digest=action.digest,
                 code=action.code,
-                reason=action.reason[:500],
+                reason=messages.sentence(action.reason),
                 retries=action.retries,
             ),
         )
@@ -491,7 +497,7 @@ class Rounds:
     async def _finish_run(self, action: outer_round.FinishRun) -> None:
         run = self.store.run
         finish = partial(self.store.finish_run, action.completed, action.code, action.reason)
-        await trio.to_thread.run_sync(finish)
+        await self._record(finish)
         if run is None:
             return
         self._publish(
@@ -509,6 +515,17 @@ class Rounds:
         self.journal.note(
             "run.ended", run=run.run, completed=action.completed, reason=action.reason
         )
+
+    async def _record(self, write: Callable[[], None]) -> None:
+        """Write down how something ended; a disk that refuses loses this and nothing else.
+
+        What is lost is found again at the next start: an attempt that is open then is aborted, and
+        a run that is not ended goes on.
+        """
+        try:
+            await trio.to_thread.run_sync(write)
+        except StorageError as error:
+            self.log.warning("ledger.refused", reason=error.message)
 
     def _publish(self, news: News) -> None:
         self.news.append((self.published, news))

@@ -5,9 +5,11 @@ after a power failure and wrong after a flipped bit: committed rounds would vani
 are checked here first, by the format that SQLite documents.
 """
 
+import os
 import shutil
 import struct
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from lensemble import files
 from lensemble.errors import StorageError
@@ -15,17 +17,26 @@ from lensemble.errors import StorageError
 WAL_SUFFIX = "-wal"
 COPY_ATTEMPTS = 5
 MAX_WAL_BYTES = 1 << 30
+State: TypeAlias = tuple[tuple[int, int], ...]
 _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">6I")
 _MAGIC = 0x377F0682
 _WORD = 0xFFFFFFFF
 
 
-def copy_ledger(path: Path, into: Path) -> tuple[Path, list[str], list[str]]:
+class Copied(NamedTuple):
+    """A copy of the ledger as it was in ``state``, and what its log is like."""
+
+    path: Path
+    state: State
+    problems: list[str]
+    notes: list[str]
+
+
+def copy_ledger(path: Path, into: Path) -> Copied:
     """Copy the ledger at ``path``, and its log, into the directory ``into``.
 
-    A running coordinator may write meanwhile: then the copy is made again.  Returns the copy, what
-    is wrong with the log, and what is only worth a note.
+    A running coordinator may write meanwhile: then the copy is made again.
 
     Raises:
         StorageError: missing, unreadable, or never at rest.
@@ -33,25 +44,30 @@ def copy_ledger(path: Path, into: Path) -> tuple[Path, list[str], list[str]]:
     wal = path.with_name(path.name + WAL_SUFFIX)
     copy = into / path.name
     for _ in range(COPY_ATTEMPTS):
-        before = _state(path), _state(wal)
+        state = state_of(path)
         with files.storage(path):
             shutil.copyfile(path, copy)
             log = files.read_limited(wal, MAX_WAL_BYTES) if wal.exists() else b""
-        if before == (_state(path), _state(wal)):
-            break
-    else:
-        raise StorageError(f"{path} is written to all the time", "Verify a copy of the directory.")
-    copy.with_name(copy.name + WAL_SUFFIX).write_bytes(log)
-    problems, notes = check_wal(log)
-    return copy, problems, notes
+        if state == state_of(path):
+            copy.with_name(copy.name + WAL_SUFFIX).write_bytes(log)
+            return Copied(copy, state, *check_wal(log))
+    raise StorageError(f"{path} is written to all the time", "Verify a copy of the directory.")
 
 
-def _state(path: Path) -> tuple[int, int] | None:
+def state_of(path: Path) -> State:
+    """Sizes and times of the ledger at ``path`` and of its log; changes with every write."""
+    return tuple(
+        (found.st_size, found.st_mtime_ns)
+        for found in map(_stat, (path, path.with_name(path.name + WAL_SUFFIX)))
+        if found is not None
+    )
+
+
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        found = path.stat()
+        return path.stat()
     except FileNotFoundError:
         return None
-    return found.st_size, found.st_mtime_ns
 
 
 def check_wal(log: bytes) -> tuple[list[str], list[str]]:

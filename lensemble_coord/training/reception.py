@@ -144,7 +144,10 @@ class Reception:
         self.refused[code] += 1
         self._journal.note("peer.refused", warn=True, peer=link.peer, code=code, reason=reason)
         refused = messages.Refused(
-            code=code, reason=reason[:500], remediation=remediation[:500], final=final
+            code=code,
+            reason=messages.sentence(reason),
+            remediation=messages.sentence(remediation),
+            final=final,
         )
         try:
             await link.send(codec.encode(refused))

@@ -23,7 +23,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What was checked, how much of it, and what is wrong; ``steps`` counts outer steps."""
+    """What was checked, how much of it, and what is wrong; ``recomputed`` counts outer steps."""
 
     directory: str
     federation: str = ""
@@ -33,7 +33,7 @@ class Report(msgspec.Struct):
     manifests: int = 0
     checkpoints: int = 0
     sums: int = 0
-    steps: int = 0
+    recomputed: int = 0
     problems: list[Problem] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 

@@ -24,6 +24,7 @@ from lensemble.errors import (
     FrameError,
     LinkLost,
     PeerError,
+    Response,
     RoundError,
     StorageError,
 )
@@ -162,7 +163,13 @@ class Session:
         """Count a refusal and tell the node."""
         self.refused[code] += 1
         self.activity.last_reason = reason
-        self.tell(messages.Refused(code=code, reason=reason[:500], remediation=remediation[:500]))
+        self.tell(
+            messages.Refused(
+                code=code,
+                reason=messages.sentence(reason),
+                remediation=messages.sentence(remediation),
+            )
+        )
 
     def did(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Note what the node is doing now."""
@@ -453,6 +460,13 @@ class Session:
                     return
                 await self._receive_update(pair.rx, first, desk, spooler)
             except EdgeFault as error:
+                self._break_edges(error.message)
+                return
+            except StorageError as error:
+                failed = outer_round.StepFailed(
+                    *self._receiving_for, error.code, error.message, Response.RETRY
+                )
+                await desk.hear(failed)
                 self._break_edges(error.message)
                 return
             except PeerError as error:

@@ -159,10 +159,10 @@ class Store:
 
     def finish_run(self, completed: bool, code: str, reason: str) -> None:
         with self._lock:
-            if self._run is not None:
+            run, self._run = self._run, None
+            if run is not None:
                 state: RunState = "completed" if completed else "stopped"
-                self._ledger.end_run(self._run.run, state, code, reason)
-                self._run = None
+                self._ledger.end_run(run.run, state, code, reason)
 
     def begin_attempt(self, round_index: int, attempt: int) -> None:
         with self._lock:

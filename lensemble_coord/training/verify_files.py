@@ -161,7 +161,7 @@ class FileVerification:
                 self._progress("outer steps", result, layout.nbytes)
                 continue
             record = self._records[result.round]
-            self._report.steps += 1
+            self._report.recomputed += 1
             for name, found, due in (
                 ("momentum", result.momentum_digest, record.momentum_digest),
                 ("parameters", result.next_digest, record.next_digest),
