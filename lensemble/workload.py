@@ -44,6 +44,8 @@ class NoopTask(_Terms):
 
     kind: Literal["noop"] = "noop"
     parameters: int = Field(default=250_000, ge=1, le=1 << 31)
+    step_seconds: float = Field(default=0.0, ge=0, le=60)
+    """How long one inner step pretends to take."""
 
 
 Task = Annotated[WorldModelTask | NoopTask, Field(discriminator="kind")]

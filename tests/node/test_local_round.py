@@ -15,7 +15,14 @@ from lensemble.errors import (
 )
 from lensemble.params import parameter_digest
 from lensemble.seeds import derive
-from lensemble.workload import Workload, WorldModelTask, initial_parameters, layout
+from lensemble.workload import (
+    Inner,
+    NoopTask,
+    Workload,
+    WorldModelTask,
+    initial_parameters,
+    layout,
+)
 from lensemble_node.worker.training.local_round import NOOP_REACH, Trainer
 from lensemble_node.worker.training.local_store import LocalStore
 from lensemble_node.worker.training.source import DataSource
@@ -275,6 +282,22 @@ def test_noop_updates_differ_by_node_and_round_and_so_do_roots(tmp_path: Path) -
             trainer.adopt(index)
     assert len(set(vectors)) == 4
     assert len(roots) == 2
+
+
+def test_noop_pretends_to_train_step_by_step_until_told_to_stop(state: Path) -> None:
+    workload = Workload(
+        task=NoopTask(parameters=10, step_seconds=0.001), inner=Inner(steps=4, batch=1)
+    )
+    trainer, seen = Trainer(workload, None, state, "n0", 1), list[int]()
+    order = worlds.order(workload)
+    order["progress"] = lambda step, _: seen.append(step)
+    order["should_stop"] = lambda: len(seen) == 2
+    with pytest.raises(Stopped):
+        trainer.train(initial_parameters(workload), **order)
+    assert seen == [1, 2]
+    order["should_stop"] = lambda: False
+    assert not trainer.train(initial_parameters(workload), **order).reused
+    assert seen == [1, 2, 1, 2, 3, 4]
 
 
 def test_noop_imports_neither_torch_nor_h5py(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from lensemble.workload import NoopTask, Workload, layout
 from lensemble_node.worker.training.local_store import Cursor, LocalStore, Sidecar
 from lensemble_node.worker.training.release import Extent, release
 from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.stops import pause
 
 NOOP_REACH = 1e-3
 """Updates of the no-op task are uniform within +-this."""
@@ -96,7 +97,7 @@ class Trainer:
         self._store = LocalStore(state_dir)
         self._work: _Noop | _World
         if isinstance(workload.task, NoopTask):
-            self._work = _Noop(workload, node)
+            self._work = _Noop(workload, workload.task, node)
         elif source is None:
             raise ConfigError(
                 f"workload {workload.name!r} trains a world model; this node names no dataset",
@@ -204,8 +205,9 @@ class _Result:
 class _Noop:
     """No model: a seeded update made, encoded and written piece by piece."""
 
-    def __init__(self, workload: Workload, node: str) -> None:
+    def __init__(self, workload: Workload, task: NoopTask, node: str) -> None:
         self._workload = workload
+        self._task = task
         self._node = node
 
     def facts(self, _: Path) -> DatasetFacts:
@@ -220,6 +222,9 @@ class _Noop:
         seed = seeds.derive(self._workload.root_seed, label)
         generator = np.random.Generator(np.random.Philox(seed))
         extent = Extent()
+        for done in range(1, self._workload.inner.steps + 1):
+            pause(self._task.step_seconds, order["should_stop"])
+            order["progress"](done, 0.0)
 
         def pieces() -> Iterator[FieldVector]:
             for start in range(0, len(prior), _PIECE):
@@ -233,7 +238,6 @@ class _Noop:
         cursor = Cursor(0, order["round_index"], self._workload.digest)
         store.write_pending({}, {}, cursor)
         vector = store.write_vector(order["round_index"], pieces())
-        order["progress"](1, 0.0)
         return _Result(vector, extent, (0.0, 0.0))
 
 
