@@ -17,7 +17,7 @@ from lensemble.wire.messages import commitment_payload, update_payload
 from lensemble.workload import NoopTask, Workload, initial_parameters
 from lensemble.workload import layout as layout_of_workload
 from lensemble_coord.training.aggregate import derive_sum
-from lensemble_coord.training.commit import Retention, StepInputs, apply_outer_step, retire
+from lensemble_coord.training.commit import Retention, StepInputs, apply_outer_step, retire, sweep
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.ledger import Ledger
 from lensemble_coord.training.manifest import begin_run
@@ -65,6 +65,20 @@ class History:
             genesis(FEDERATION, workload, self.layout, first.digest),
         )
         self.run = begin_run(self.directory, self.ledger, 10)
+
+    @classmethod
+    def reopened(cls, root: Path, workload: Workload) -> "History":
+        """Recover the state directory at ``root`` as a coordinator does when it starts."""
+        history = cls.__new__(cls)
+        history.make, history.workload = words, workload
+        history.directory = StateDirectory(root)
+        history.layout = layout_of_workload(workload)
+        history.ledger = Ledger(history.directory.ledger)
+        history.ledger.interrupt_attempts()
+        sweep(history.directory, history.ledger)
+        run = history.ledger.unfinished_run()
+        history.run = "" if run is None else run.run
+        return history
 
     def prepare(self, nodes: tuple[Identity, ...] = NODES) -> ContributionRecord:
         """Sum and step of the next round, up to the moment before the commit."""

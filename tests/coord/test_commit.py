@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,17 @@ print(peak() - before)
         [sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True
     )
     assert int(done.stdout) < 24
+
+
+def test_a_kill_at_any_call_loses_nothing_and_leaves_nothing_half_done() -> None:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as room:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.coord.crash_at_every_call", room],
+            cwd=Path(__file__).parent.parent.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50

@@ -65,7 +65,7 @@ def test_a_copy_of_a_sound_directory_is_sound(state: Path) -> None:
     assert report.notes == []
     assert (report.records, report.newest_round) == (ROUNDS + 1, ROUNDS - 1)
     assert (report.signatures, report.manifests) == (2 * 3 * ROUNDS, 1)
-    assert (report.checkpoints, report.sums, report.steps) == (2 * ROUNDS + 1, ROUNDS, ROUNDS)
+    assert (report.checkpoints, report.sums, report.recomputed) == (2 * ROUNDS + 1, ROUNDS, ROUNDS)
     assert {what for what, _, _ in seen} == {
         "signatures", "weights", "momentum", "sum", "outer steps",
     }  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_damaged_sum_leaves_the_other_steps_verified(state: Path) -> None:
     flip(state / "sums" / f"{digest}.u32", 17)
     report = verify_state(state)
     assert [p.round for p in report.problems] == [1]
-    assert report.steps == ROUNDS - 1
+    assert report.recomputed == ROUNDS - 1
 
 
 def rows_of(path: Path) -> list[str]:
@@ -262,7 +262,7 @@ def test_retired_rounds_verify_by_chain_and_kept_ones_by_step(tmp_path: Path) ->
     history.advance(12, Retention(keep_last=2, keep_every=4, verify_keep_rounds=3))
     report = verify_state(history.directory.root)
     assert report.sound, problems(report)
-    assert (report.records, report.steps) == (13, 3)
+    assert (report.records, report.recomputed) == (13, 3)
     history.ledger.close()
 
 
