@@ -40,7 +40,7 @@ def show(*parts: RenderableType) -> None:
         out.print(*parts, sep="\n")
         return
     with out.capture() as captured:
-        out.print(*parts, sep="\n")
+        out.print(*parts, sep="\n", soft_wrap=True)
     lines = (line.rstrip() for line in captured.get().splitlines())
     say("\n".join(lines))
 

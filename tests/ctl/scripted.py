@@ -131,6 +131,8 @@ async def _run(request: requests.Run | requests.Attach) -> AsyncGenerator[replie
     if isinstance(request, requests.Run) and request.detach:
         return
     if rounds == 99:
+        yield replies.RoundClosed(round=SUMMARY)
+        yield STATUS
         await trio.sleep_forever()
     for _ in range(rounds):
         yield STATUS
