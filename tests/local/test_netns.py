@@ -13,5 +13,8 @@ def test_only_loopback_is_here_and_it_is_up() -> None:
     assert netns.enter() is None
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname(), timeout=5).close()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, pytest.raises(OSError):
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+        pytest.raises(OSError, match="unreachable"),
+    ):
         probe.connect(("192.0.2.1", 9))
