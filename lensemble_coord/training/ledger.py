@@ -5,6 +5,7 @@ orphan.  All methods block (a commit flushes the disk); call them in a thread.  
 raise ``LedgerIntegrityError`` on a damaged database and ``StorageError`` on a full or failing disk.
 """
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,11 +98,15 @@ class Ledger:
         meta = {str(row["key"]): str(row["value"]) for row in self._tables.rows("meta")}
         try:
             self.federation = FederationId(meta["federation"])
-            self.workload = Workload.model_validate_json(meta["workload"])
+            self.config_hash = Digest(meta["config_hash"])
+            self.workload_text = meta["workload"]
+            self.workload = Workload.model_validate_json(self.workload_text)
         except (KeyError, ValidationError) as error:
             raise LedgerIntegrityError(f"{self.path}: meta is not whole: {error}") from error
-        due = (self.workload.digest, str(self.workload.root_seed))
-        if (meta.get("config_hash"), meta.get("root_seed")) != due:
+        # Of the text as it was written: a later version may know more keys and their defaults.
+        found = hashlib.sha256(self.workload_text.encode()).hexdigest()
+        due = (found, str(self.workload.root_seed))
+        if (self.config_hash, meta.get("root_seed")) != due:
             raise LedgerIntegrityError(f"{self.path}: meta does not agree with its workload")
 
     def close(self) -> None:
@@ -126,7 +131,7 @@ class Ledger:
         with self._tables.transaction():
             tail = self._tail()
             found = records.faults(record, tail)
-            if (record.federation, record.config_hash) != (self.federation, self.workload.digest):
+            if (record.federation, record.config_hash) != (self.federation, self.config_hash):
                 found.append("federation or config_hash is another ledger's")
             if found:
                 raise LedgerIntegrityError(f"record of round {record.round}: {'; '.join(found)}")

@@ -101,8 +101,8 @@ def plan_run(ledger: Ledger, run: str, rounds: int, aggregation: str) -> RunMani
     return RunManifest(
         run=run,
         federation=ledger.federation,
-        config_hash=workload.digest,
-        config_resolved=workload.canonical().decode(),
+        config_hash=ledger.config_hash,
+        config_resolved=ledger.workload_text,
         root_seed=workload.root_seed,
         seed_scheme=seeds.SCHEME,
         first_round=first,

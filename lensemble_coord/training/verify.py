@@ -151,7 +151,7 @@ def _disagreements(
     seed = seeds.sketch(ledger.workload.root_seed, record.round)
     for name, found, due in (
         ("federation", record.federation, ledger.federation),
-        ("config_hash", record.config_hash, ledger.workload.digest),
+        ("config_hash", record.config_hash, ledger.config_hash),
         ("layout_digest", record.layout_digest, layout.digest),
         ("sketch_seed", record.sketch_seed, 0 if record.round == GENESIS_ROUND else seed),
     ):
@@ -192,7 +192,7 @@ def _verify_manifests(
             manifest = read_manifest(directory, run.run, Digest(run.manifest_digest))
             report.manifests += 1
             found = (manifest.federation, manifest.config_hash, manifest.layout_digest)
-            if found != (ledger.federation, ledger.workload.digest, layout.digest):
+            if found != (ledger.federation, ledger.config_hash, layout.digest):
                 report.problem(where, "it is of another federation or workload")
 
 

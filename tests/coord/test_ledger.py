@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sqlite3
 import threading
@@ -283,6 +284,18 @@ def test_a_newer_schema_and_a_foreign_file_are_refused(ledger: Ledger, tmp_path:
         Ledger(tmp_path / "empty")
     with pytest.raises(StorageError, match="absent"):
         Ledger(tmp_path / "absent")
+
+
+def test_a_ledger_begun_before_a_key_of_the_workload_existed_opens(ledger: Ledger) -> None:
+    terms = json.loads(WORKLOAD.canonical())
+    del terms["outer"]["dtype"]
+    text = json.dumps(terms, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    for key, value in (("workload", text), ("config_hash", digest)):
+        ledger._tables.put("meta", {"key": key, "value": value})
+    again = Ledger(ledger.path)
+    assert again.workload == WORKLOAD
+    assert again.config_hash == digest != WORKLOAD.digest
 
 
 def test_a_table_defined_otherwise_is_named(ledger: Ledger) -> None:
