@@ -154,9 +154,9 @@ class EdgesSection(Section):
     """The conduits that carry model states and updates."""
 
     capacity_bytes: int = Field(
-        1 << 20, ge=4096, le=1 << 28, description="The largest chunk of an edge, in bytes."
+        1 << 18, ge=4096, le=1 << 26, description="The largest chunk of an edge, in bytes."
     )
-    slots: int = Field(4, ge=1, le=64, description="Chunks that may be in flight on one edge-end.")
+    slots: int = Field(2, ge=1, le=64, description="Chunks that may be in flight on one edge-end.")
     arena_bytes: int = Field(
         1 << 30,
         ge=1 << 16,
