@@ -51,7 +51,7 @@ def test_the_socket_is_in_the_state_directory_unless_named() -> None:
         ({"listen": {"addresses": ["127.0.0.1:70000"]}}, "host:port"),
         ({"listen": {"addresses": ["127.0.0.1:1", "127.0.0.2:2"]}}, "more than one IPv4"),
         ({"admission": {"allow": ["abc"]}}, "admission.allow.0"),
-        ({"edges": {"slots": 64, "capacity_bytes": 1 << 28}}, "more than arena_bytes"),
+        ({"edges": {"slots": 64, "capacity_bytes": 1 << 26}}, "more than arena_bytes"),
         ({"name": ""}, "name"),
         ({"log": {"level": "loud"}}, "log.level"),
     ],
