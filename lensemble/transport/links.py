@@ -1,7 +1,8 @@
 """A link: one live connection to a peer with its control stream, its edges and its heartbeat.
 
-Each side sends a heartbeat datagram every second; a side that hears none for the timeout closes the
-connection, and everything on it is lost at that moment.  A peer that does not read its control
+Each side asks for a sign of life in a datagram every second; a side that hears nothing for its
+timeout closes the connection, and everything on it is lost at that moment.  Whoever is asked
+answers, so that each side keeps its own pace whatever the other's is.  A peer that does not read its control
 stream holds up at most ``MAX_QUEUED_CONTROL`` payloads and nobody else.
 """
 
@@ -289,7 +290,7 @@ class CoreLink:
 
     async def _beat(self) -> None:
         while True:
-            self._datagram(BEAT)
+            self._datagram(PROBE)
             await trio.sleep(self._pace.heartbeat_s)
 
     async def _listen(self) -> None:

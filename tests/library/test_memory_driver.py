@@ -8,7 +8,8 @@ from trio.testing import MockClock
 from lensemble.errors import EdgeFault, LinkLost
 from lensemble.ids import EdgeId, NodeId
 from lensemble.transport.driver import PeerAddress
-from lensemble.transport.endpoint import EndpointDriver
+from lensemble.transport.endpoint import EndpointDriver, EndpointSettings
+from lensemble.transport.links import Pace
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.transport.memory_wire import MemoryConnection, MemoryEndpoint
 from tests.library.driver_suite import Pair, at, linked, suite
@@ -62,6 +63,24 @@ async def test_nobody_there_is_given_up_after_the_dial_timeout(rig: MemoryRig) -
     with pytest.raises(LinkLost, match="no answer within 5 s"):
         await dialler.dial(rig.network.address(rig.node(1)))
     assert trio.current_time() - began == pytest.approx(5)
+
+
+@on_mock_clock
+async def test_each_side_keeps_its_own_pace(rig: MemoryRig, nursery: trio.Nursery) -> None:
+    hasty = rig.network.driver(rig.node(0), EndpointSettings(Pace(0.2, 1.0)))
+    await nursery.start(hasty.run)
+    calm = rig.network.driver(rig.node(1), EndpointSettings(Pace(20.0, 60.0)))
+    await nursery.start(calm.run)
+    there = await hasty.dial(rig.network.address(calm.node))
+    back = await calm.accept()
+    await trio.sleep(100)
+    assert not there.lost.is_set()
+    rig.network.partition(hasty.node, calm.node)
+    began = trio.current_time()
+    await there.lost.wait()
+    assert trio.current_time() - began <= 1
+    await back.lost.wait()
+    assert trio.current_time() - began <= 60
 
 
 @on_mock_clock
