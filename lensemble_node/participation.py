@@ -572,6 +572,9 @@ def _worker(state: State, event: WorkerSaid | WorkerStarted | WorkerLost) -> Ste
             return state, ()
         case WorkerStarted():
             return replace(state, worker=Starting(worker.terms, worker.owed)), ()
+        case WorkerLost() if isinstance(worker, Unable):
+            # It said itself what was wrong before it ended.
+            return state, ()
         case WorkerLost(code, reason, remediation):
             return _unable(state, worker, attempt.WorkerLost(code, reason, remediation))
         case WorkerSaid(signals.Configured() as facts):

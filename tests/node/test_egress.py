@@ -1,0 +1,120 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lensemble.errors import ResidencyViolation
+from lensemble.wire import codec, messages
+from lensemble_node import egress
+from tests.node.node_play import FEDERATION, ROOT, round_open
+
+KINDS = (
+    messages.Join,
+    messages.Leave,
+    messages.Provisioned,
+    messages.TornDown,
+    messages.EdgeLost,
+    messages.Commitment,
+    messages.Progress,
+    messages.Update,
+    messages.Fault,
+)
+
+
+def progress(**changes: object) -> messages.Progress:
+    fields: dict[str, object] = {
+        "federation": FEDERATION,
+        "epoch": 1,
+        "round": 0,
+        "attempt": 0,
+        "phase": "training",
+        "done": 1,
+        "total": 2,
+    }
+    return messages.Progress(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
+counts = st.integers(0, 1 << 62)
+sentences = st.text(max_size=500)
+FIELDS: dict[str, st.SearchStrategy[object]] = {
+    "federation": st.text("0123456789abcdef", min_size=32, max_size=32),
+    "boot": st.text("0123456789abcdef", min_size=16, max_size=16),
+    "speaks": st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    "invite": st.binary(max_size=64),
+    "signature": st.binary(min_size=64, max_size=64),
+    "mask_key": st.none() | st.binary(min_size=32, max_size=32),
+    "share_key": st.none() | st.binary(min_size=32, max_size=32),
+    "edges": st.lists(counts, max_size=256).map(tuple),
+    "phase": st.sampled_from(["fetching", "training", "sent"]),
+    "reused": st.booleans(),
+    "l2_norm": st.none() | st.floats(allow_nan=False),
+    "loss": st.none() | st.floats(allow_nan=False),
+    "digest": hashes,
+    "dataset_root": hashes,
+    "reason": sentences,
+    "remediation": sentences,
+    **dict.fromkeys(("build", "name", "code"), st.text(max_size=64)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_whatever_a_node_may_say_passes_unchanged(
+    kind: type[messages.FromNode], data: st.DataObject
+) -> None:
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    message = kind(**{name: data.draw(FIELDS.get(name, counts), name) for name in names})
+    assert codec.decode_from_node(egress.permit(message)) == message
+
+
+def test_what_a_coordinator_says_does_not_leave_a_node() -> None:
+    with pytest.raises(ResidencyViolation, match="does not send RoundOpen"):
+        egress.permit(round_open())  # type: ignore[arg-type]
+
+
+smuggled = st.one_of(
+    st.binary(min_size=egress.MAX_BYTES + 1, max_size=4096),
+    st.text(min_size=egress.MAX_TEXT + 1, max_size=2000),
+    st.lists(st.floats(), min_size=1),
+    st.tuples(st.floats(), st.floats()),
+    st.floats(),
+    st.dictionaries(st.text(), st.integers(), min_size=1),
+    st.lists(st.integers(0, 9), min_size=1),
+    st.builds(lambda n: tuple(range(n)), st.integers(egress.MAX_INTEGERS + 1, 2000)),
+    st.integers(min_value=1 << 63),
+    st.builds(bytearray, st.binary(min_size=1)),
+    st.builds(memoryview, st.binary(min_size=1)),
+)
+
+
+@given(value=smuggled, field=st.sampled_from(["federation", "epoch", "phase", "done", "total"]))
+def test_nothing_that_could_be_payload_leaves(value: object, field: str) -> None:
+    with pytest.raises(ResidencyViolation):
+        egress.permit(progress(**{field: value}))
+
+
+def test_a_subclass_does_not_pass_for_its_parent() -> None:
+    class Laden(messages.Progress, frozen=True, kw_only=True, tag="Progress"):
+        payload: bytes = b""
+
+    laden = Laden(**{**msgspec.structs.asdict(progress()), "payload": b"x" * 10})
+    with pytest.raises(ResidencyViolation):
+        egress.permit(laden)
+
+
+def test_norms_may_leave_where_they_belong() -> None:
+    update = messages.Update(
+        federation=FEDERATION,
+        epoch=1,
+        round=0,
+        attempt=0,
+        digest=ROOT,
+        nbytes=4,
+        dataset_root=ROOT,
+        reused=False,
+        l2_norm=1.5,
+        loss=0.25,
+        signature=b"\x00" * 64,
+    )
+    assert codec.decode_from_node(egress.permit(update)) == update
