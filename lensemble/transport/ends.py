@@ -84,7 +84,7 @@ class TxEnd:
             slot = await self._had.receive()
         except trio.EndOfChannel:
             raise self._torn() from None
-        if self.fault is not None:
+        if self.over.is_set():
             raise self._torn()
         return slot
 
@@ -159,7 +159,8 @@ class RxEnd:
     """The receiving end.
 
     With ``on_ready`` each chunk is announced by that callback; without it chunks are had from
-    ``receive``.
+    ``receive``.  A sender that gives up before its first bytes are here cannot be told from one
+    that has not begun: this end then waits until it is closed or its link is lost.
     """
 
     def __init__(

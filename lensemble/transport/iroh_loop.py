@@ -1,0 +1,253 @@
+"""Awaiting iroh from trio, and moving payload past the slow half of its binding.
+
+The binding (UniFFI) polls a Rust future on the calling thread and is told by a QUIC thread when to
+poll again.  ``TrioLoop`` is the event loop it is given: a future that is ready at the poll is taken
+at once, so no cancel can come between data leaving Rust and reaching its caller.
+
+This is the only module that knows the binding's private names.  ``install`` checks them first.
+"""
+
+import ctypes
+import importlib.metadata
+import struct
+from collections import deque
+from collections.abc import Callable
+from operator import methodcaller
+from threading import get_ident
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from iroh import iroh_ffi
+
+from lensemble.errors import ConfigError
+
+SUPPORTED = "1.2."
+"""What the version of the binding starts with."""
+
+CONTRACT_VERSION = 30
+MAX_CALL_BYTES = 256 << 10
+"""Payload of one call; the trio thread stands still for 0.3 ms meanwhile."""
+
+_LENGTH = struct.Struct(">i")
+_Window = ctypes.c_char * (MAX_CALL_BYTES + 64)
+_FREED_LATE = (
+    "Endpoint",
+    "Connection",
+    "SendStream",
+    "RecvStream",
+    "BiStream",
+    "Incoming",
+    "Accepting",
+    "Connecting",
+)
+_LIBRARY_NAMES = (
+    "ffi_iroh_ffi_uniffi_contract_version",
+    "uniffi_iroh_ffi_fn_method_sendstream_write_all",
+    "uniffi_iroh_ffi_fn_method_recvstream_read",
+    "ffi_iroh_ffi_rust_future_poll_void",
+    "ffi_iroh_ffi_rust_future_complete_void",
+    "ffi_iroh_ffi_rust_future_free_void",
+    "ffi_iroh_ffi_rust_future_poll_rust_buffer",
+    "ffi_iroh_ffi_rust_future_complete_rust_buffer",
+    "ffi_iroh_ffi_rust_future_free_rust_buffer",
+    *(f"uniffi_iroh_ffi_fn_free_{name.lower()}" for name in _FREED_LATE),
+)
+_MODULE_NAMES = (
+    "uniffi_set_event_loop",
+    "_UniffiRustBuffer",
+    "_UniffiFfiConverterBytes",
+    "_UniffiFfiConverterTypeIrohError__as_error",
+    "_uniffi_rust_call",
+    "_uniffi_rust_call_async",
+    *_FREED_LATE,
+)
+
+_lib: Any = getattr(iroh_ffi, "_UniffiLib", None)
+_ffi: Any = SimpleNamespace(
+    **{name.removeprefix("_"): getattr(iroh_ffi, name, None) for name in _MODULE_NAMES}
+)
+_clone_handle = methodcaller("_uniffi_clone_handle")
+_grave: deque[tuple[Callable[..., Any], int]] = deque()
+
+
+class _Future:
+    """One poll of one Rust future; belongs to the trio run and thread that made it."""
+
+    def __init__(self) -> None:
+        self.token = trio.lowlevel.current_trio_token()
+        self.thread = get_ident()
+        self._task: trio.lowlevel.Task | None = None
+        self._code: int | None = None
+        self._dropped = False
+
+    def cancelled(self) -> bool:
+        return self._dropped
+
+    def set_result(self, code: int) -> None:
+        self._code = code
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    def __await__(self) -> Any:
+        return self._wait().__await__()
+
+    async def _wait(self) -> int | None:
+        if self._code is None:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._drop)
+        return self._code
+
+    def _drop(self, _: object) -> trio.lowlevel.Abort:
+        self._dropped = True
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class TrioLoop:
+    """As much of an event loop as the binding asks for."""
+
+    def create_future(self) -> _Future:
+        _bury()
+        return _Future()
+
+    def call_soon_threadsafe(
+        self, resolve: Callable[..., None], future: _Future, code: int
+    ) -> None:
+        """Called from inside Rust, locks held: resolve or pass on, and nothing else."""
+        if get_ident() == future.thread:
+            resolve(future, code)
+            return
+        try:
+            future.token.run_sync_soon(resolve, future, code)
+        except trio.RunFinishedError:
+            return
+
+
+def install() -> None:
+    """Make iroh awaitable from trio; once or often.
+
+    Raises:
+        ConfigError: this is not a binding whose private surface is known.
+    """
+    check(importlib.metadata.version("iroh"), iroh_ffi, _lib)
+    _ffi.uniffi_set_event_loop(TrioLoop())
+    for name in _FREED_LATE:
+        free = getattr(_lib, f"uniffi_iroh_ffi_fn_free_{name.lower()}")
+        getattr(iroh_ffi, name).__del__ = _late_free(free)
+
+
+def check(version: str, module: object, library: Any) -> None:
+    """Compare a binding with what this module was written for.
+
+    Raises:
+        ConfigError: a version, a name or the shape of a buffer differs; says which.
+    """
+    remedy = f"Install iroh {SUPPORTED}*."
+    if not version.startswith(SUPPORTED):
+        raise ConfigError(f"iroh {version} is installed; iroh {SUPPORTED}* is needed", remedy)
+    missing = [name for name in _MODULE_NAMES if not hasattr(module, name)]
+    missing += [name for name in _LIBRARY_NAMES if not hasattr(library, name)]
+    if missing:
+        raise ConfigError(f"iroh {version} lacks {', '.join(missing)}", remedy)
+    contract = library.ffi_iroh_ffi_uniffi_contract_version()
+    if contract != CONTRACT_VERSION:
+        raise ConfigError(
+            f"iroh {version} speaks contract {contract}; {CONTRACT_VERSION} is needed", remedy
+        )
+    sample = bytes(range(256))
+    if _ffi.UniffiFfiConverterBytes.lift(_lower(sample[:4], memoryview(sample[4:]))) != sample:
+        raise ConfigError(f"iroh {version} lays out its buffers in another way", remedy)
+
+
+async def write(stream: Any, prefix: bytes, piece: memoryview) -> None:
+    """Write both to a ``SendStream``, whole; together at most ``MAX_CALL_BYTES``.
+
+    Raises:
+        IrohError: the stream is torn.
+    """
+    await trio.lowlevel.checkpoint()
+    await _ffi.uniffi_rust_call_async(
+        _lib.uniffi_iroh_ffi_fn_method_sendstream_write_all(
+            _clone_handle(stream), _lower(prefix, piece)
+        ),
+        _lib.ffi_iroh_ffi_rust_future_poll_void,
+        _lib.ffi_iroh_ffi_rust_future_complete_void,
+        _lib.ffi_iroh_ffi_rust_future_free_void,
+        _nothing,
+        _ffi.UniffiFfiConverterTypeIrohError__as_error,
+    )
+
+
+async def read_into(stream: Any, into: memoryview) -> int:
+    """Take from a ``RecvStream`` what is there, at least one byte; 0 at its end.
+
+    A cancelled call takes nothing.
+
+    Raises:
+        IrohError: the stream is torn.
+    """
+    await trio.lowlevel.checkpoint()
+
+    def lift(buffer: Any) -> int:
+        count = int(buffer.len) - _LENGTH.size
+        into[:count] = _window(buffer)[_LENGTH.size : _LENGTH.size + count]
+        buffer.free()
+        return count
+
+    taken: int = await _ffi.uniffi_rust_call_async(
+        _lib.uniffi_iroh_ffi_fn_method_recvstream_read(
+            _clone_handle(stream), min(len(into), MAX_CALL_BYTES)
+        ),
+        _lib.ffi_iroh_ffi_rust_future_poll_rust_buffer,
+        _lib.ffi_iroh_ffi_rust_future_complete_rust_buffer,
+        _lib.ffi_iroh_ffi_rust_future_free_rust_buffer,
+        lift,
+        _ffi.UniffiFfiConverterTypeIrohError__as_error,
+    )
+    return taken
+
+
+def _lower(prefix: bytes, piece: memoryview) -> Any:
+    """The two as the binding's argument of type bytes, by block copy; Rust frees it."""
+    head = _LENGTH.pack(len(prefix) + len(piece)) + prefix
+    buffer = _ffi.UniffiRustBuffer.alloc(len(head) + len(piece))
+    window = _window(buffer)
+    window[: len(head)] = head
+    window[len(head) : len(head) + len(piece)] = piece
+    buffer.len = len(head) + len(piece)
+    return buffer
+
+
+def _window(buffer: Any) -> memoryview:
+    """The memory of a Rust buffer; only as far as its own length may it be touched."""
+    address = ctypes.cast(buffer.data, ctypes.c_void_p).value
+    if address is None:
+        return memoryview(b"")
+    return memoryview(_Window.from_address(address)).cast("B")
+
+
+def _late_free(free: Callable[..., Any]) -> Callable[[Any], None]:
+    """A finaliser that leaves the freeing to a moment when Rust holds no lock.
+
+    A collection may run inside a wake callback, where the connection's lock is held; freeing a
+    handle there takes the same lock and the QUIC thread would hang for ever.
+    """
+
+    def finalise(self: Any) -> None:
+        handle = self.__dict__.pop("_handle", None)
+        if handle is not None:
+            _grave.append((free, handle))
+
+    return finalise
+
+
+def _bury() -> None:
+    while _grave:
+        free, handle = _grave.popleft()
+        _ffi.uniffi_rust_call(free, handle)
+
+
+def _nothing(_: object) -> None:
+    return None
