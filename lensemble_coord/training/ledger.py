@@ -7,7 +7,6 @@ raise ``LedgerIntegrityError`` on a damaged database and ``StorageError`` on a f
 
 import hashlib
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,9 +31,9 @@ from lensemble_coord.training.rows import (
     Run,
     RunState,
 )
-from lensemble_coord.training.tables import SealedTables, Value
+from lensemble_coord.training.tables import Row, SealedTables, Value
 
-MAX_EVENTS = 100_000
+MAX_EVENTS = 50_000
 MAX_EVENT_BYTES = 1 << 14
 MAX_INVITE_USERS = 4096
 _TRIM_EVENTS = 1_000
@@ -47,18 +46,23 @@ def utc_now() -> str:
 class Ledger:
     """Opens the ledger at ``path``; see ``create`` for the first time.
 
+    Unless ``check`` is false, the file and every row are checked first, for what is built on a
+    damaged ledger, down to the sweeping of what it does not name, would be damage too.
+
     Raises:
         LedgerIntegrityError: damaged, or not a ledger.
         SchemaVersionMismatch: written by a newer version.
         StorageError: missing or unusable.
     """
 
-    def __init__(self, path: Path, *, now: Callable[[], str] = utc_now) -> None:
+    def __init__(self, path: Path, *, check: bool = True, now: Callable[[], str] = utc_now) -> None:
         self.path = path
         self.now = now
         self._tables = SealedTables(path, create=False)
         try:
             self._read_meta()
+            if check:
+                self._require_sound()
         except BaseException:
             self._tables.close()
             raise
@@ -108,6 +112,12 @@ class Ledger:
         due = (found, str(self.workload.root_seed))
         if (self.config_hash, meta.get("root_seed")) != due:
             raise LedgerIntegrityError(f"{self.path}: meta does not agree with its workload")
+
+    def _require_sound(self) -> None:
+        found = self.damage()
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise LedgerIntegrityError(f"{self.path}: {found[0]}{more}")
 
     def close(self) -> None:
         self._tables.close()
@@ -160,10 +170,8 @@ class Ledger:
         )
         for kind, digest in named:
             if digest is not None:
-                self._tables.insert(
-                    "artifacts",
-                    {"kind": kind, "round": record.round, "digest": digest, "state": "present"},
-                )
+                row: Row = {"kind": kind, "round": record.round, "digest": digest}
+                self._tables.insert("artifacts", row)
 
     def _count_round(self, record: ContributionRecord, run: str) -> None:
         if self._tables.row("attempts", record.round, record.attempt) is not None:
@@ -221,21 +229,14 @@ class Ledger:
 
     def present(self, kind: ArtifactKind) -> dict[int, Digest]:
         """Round to digest of every artifact of ``kind`` that must be on disk."""
-        # Chosen here and not in the query, so that the seals of retired ones are checked too.
         rows = self._tables.rows("artifacts", "WHERE kind = ? ORDER BY round", (kind,))
-        return {
-            int(row["round"] or 0): Digest(str(row["digest"]))
-            for row in rows
-            if row["state"] == "present"
-        }
+        return {int(row["round"] or 0): Digest(str(row["digest"])) for row in rows}
 
     def retire(self, kind: ArtifactKind, rounds: Sequence[int]) -> None:
-        """Say that the artifacts of ``rounds`` are no longer kept; call before deleting them."""
+        """Name the artifacts of ``rounds`` no longer; call before deleting them."""
         with self._tables.transaction():
-            for round_index in rounds:
-                row = self._tables.row("artifacts", kind, round_index)
-                if row is not None:
-                    self._tables.put("artifacts", {**row, "state": "retired"})
+            for each in rounds:
+                self._tables.delete("artifacts", "WHERE kind = ? AND round = ?", (kind, each))
 
     # ---- attempts ----
 
@@ -413,8 +414,3 @@ class Ledger:
         return [
             msgspec.convert(row, Event) for row in self._tables.rows("events", rest, (after, limit))
         ]
-
-
-def new_run_id() -> str:
-    """16 hex digits from the operating system."""
-    return secrets.token_hex(8)

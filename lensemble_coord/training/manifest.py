@@ -7,6 +7,7 @@ manifest's digest, so that neither can change alone.
 
 import hashlib
 import platform
+import secrets
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -18,7 +19,7 @@ from lensemble.ids import Digest, FederationId
 from lensemble.version import BUILD
 from lensemble.wire.messages import WIRE_VERSION
 from lensemble_coord.training.directory import StateDirectory
-from lensemble_coord.training.ledger import Ledger, new_run_id
+from lensemble_coord.training.ledger import Ledger
 
 MANIFEST_SCHEMA = 1
 MAX_RUN_ROUNDS = 100_000
@@ -85,7 +86,7 @@ def begin_run(
         raise ConfigError(
             f"a run of {rounds} rounds", f"Ask for 1 to {MAX_RUN_ROUNDS} rounds at a time."
         )
-    manifest = plan_run(ledger, new_run_id(), rounds, aggregation)
+    manifest = plan_run(ledger, secrets.token_hex(8), rounds, aggregation)
     content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
     with files.storage(directory.manifests):
         directory.manifests.mkdir(mode=0o700, parents=True, exist_ok=True)

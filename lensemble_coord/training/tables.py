@@ -37,7 +37,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         "record TEXT",
         "record_hash TEXT",
     ),
-    "artifacts": ("kind TEXT", "round INTEGER", "digest TEXT", "state TEXT"),
+    "artifacts": ("kind TEXT", "round INTEGER", "digest TEXT"),
     "attempts": (
         "round INTEGER",
         "attempt INTEGER",

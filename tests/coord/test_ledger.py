@@ -178,10 +178,10 @@ def test_an_invite_admits_once_and_the_roster_remembers(ledger: Ledger) -> None:
 
 
 def test_events_are_numbered_and_bounded(ledger: Ledger) -> None:
-    many = [{"event": "tick", "n": n} for n in range(ledgers.MAX_EVENTS // 4)]
-    for _ in range(5):
+    many = [{"event": "tick", "n": n} for n in range(ledgers.MAX_EVENTS // 2)]
+    for _ in range(3):
         ledger.note(many)
-    newest = 5 * len(many)
+    newest = 3 * len(many)
     assert [e.seq for e in ledger.events(newest - 2)] == [newest - 1, newest]
     assert ledger.events(0, 1)[0].seq > newest - ledgers.MAX_EVENTS - 1
     with pytest.raises(LedgerIntegrityError, match="over"):
@@ -221,7 +221,7 @@ def rewrite(path: Path, statement: str) -> None:
         ("UPDATE roster SET name = 'x'", "roster, node"),
         ("UPDATE runs SET done = 9", "runs, run r1"),
         ("UPDATE meta SET value = '7' WHERE key = 'root_seed'", "meta, key root_seed"),
-        ("UPDATE artifacts SET state = 'retired' WHERE kind = 'sum'", "artifacts, kind sum"),
+        ("UPDATE artifacts SET digest = 'x' WHERE kind = 'sum'", "artifacts, kind sum"),
         ("UPDATE events SET event = '{}'", "events, seq 1"),
         ("UPDATE invites SET uses_left = 9", "invites, secret_hash"),
     ],
@@ -238,7 +238,7 @@ def test_an_edited_row_is_named(ledger: Ledger, statement: str, named: str) -> N
     with pytest.raises(LedgerIntegrityError, match=named):
         read_everything(ledger.path)
     if not named.startswith("meta"):
-        again = Ledger(ledger.path)
+        again = Ledger(ledger.path, check=False)
         assert [named in sentence for sentence in again.damage()] == [True]
 
 
