@@ -2,8 +2,8 @@
 
 Each side asks for a sign of life in a datagram every second; a side that hears nothing for its
 timeout closes the connection, and everything on it is lost at that moment.  Whoever is asked
-answers, so that each side keeps its own pace whatever the other's is.  A peer that does not read its control
-stream holds up at most ``MAX_QUEUED_CONTROL`` payloads and nobody else.
+answers, so that each side keeps its own pace whatever the other's is.  A peer that does not read
+its control stream holds up at most ``MAX_QUEUED_CONTROL`` payloads and nobody else.
 """
 
 from collections import Counter

@@ -102,7 +102,7 @@ class Observer:
             reason=waiting.reason,
             since_s=now - self._rounds.since,
             deadline_in_s=max(0.0, min(due)) if due else None,
-            waiting_on=tuple(self._rounds.name(node) for node in waiting.on),
+            waiting_on=tuple(sorted(self._rounds.name(node) for node in waiting.on)),
             quorum=ground.rules.quorum,
             bound=bound,
             arrived=arrived,
