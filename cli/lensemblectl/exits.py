@@ -16,9 +16,14 @@ INTERRUPTED = 130
 def complain(message: str, remedy: str = "") -> None:
     """Say on standard error what is wrong and, if known, what to try."""
     sys.stdout.flush()
-    sys.stderr.write(f"Error: {message}\n")
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in f"Error: {message}".splitlines()))
     if remedy:
-        sys.stderr.write(f"Try: {remedy}\n")
+        sys.stderr.write(f"Try: {printable(remedy)}\n")
+
+
+def printable(text: str) -> str:
+    """``text`` with a blank for each line end and control character."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def stop(status: int) -> NoReturn:

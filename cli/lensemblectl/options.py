@@ -1,16 +1,17 @@
 """Options that every verb has, and the connection they lead to."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
 
-from lensemble.ctl import replies
+from lensemble.ctl import replies, requests
 from lensemble.ctl.client import DEFAULT_TIMEOUT_S, Client
 from lensemble.version import VERSION
 from lensemblectl import places
-from lensemblectl.exits import say
+from lensemblectl.exits import printable, say
 
 Socket: TypeAlias = Annotated[
     Path | None,
@@ -33,13 +34,36 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, one o
 TIMEOUT_S = DEFAULT_TIMEOUT_S
 
 
+class Listener(Client):
+    """A client whose replies hold only what is printable.
+
+    Names and reasons come from other machines; an escape sequence in one must not reach a terminal.
+    """
+
+    def stream(self, request: requests.Request) -> Iterator[replies.Reply]:
+        for reply in super().stream(request):
+            yield msgspec.convert(_printable(msgspec.to_builtins(reply)), type(reply))
+
+
+def _printable(tree: Any) -> Any:  # noqa: ANN401 - any JSON
+    match tree:
+        case str():
+            return printable(tree)
+        case list() | tuple():
+            return [_printable(part) for part in tree]
+        case dict():
+            return {_printable(key): _printable(value) for key, value in tree.items()}
+        case _:
+            return tree
+
+
 def connect(socket: Path | None, timeout_s: float) -> Client:
     """A connection to the daemon meant by ``--socket``.
 
     Raises:
         ConfigError, DaemonUnreachable, Declined: see ``places.socket_at`` and ``Client``.
     """
-    return Client(places.socket_at(socket), version=VERSION, timeout_s=timeout_s)
+    return Listener(places.socket_at(socket), version=VERSION, timeout_s=timeout_s)
 
 
 def put_json(reply: replies.Reply) -> None:

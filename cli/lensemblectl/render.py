@@ -29,8 +29,10 @@ COLOURS = {
 def console() -> Console:
     """Standard output; as wide as a table may need where it is not a terminal."""
     if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=PLAIN_COLUMNS, color_system=None)
+        return Console(highlight=False, markup=False, emoji=False)
+    return Console(
+        highlight=False, markup=False, emoji=False, width=PLAIN_COLUMNS, color_system=None
+    )
 
 
 def show(*parts: RenderableType) -> None:

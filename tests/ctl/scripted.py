@@ -121,7 +121,8 @@ async def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, Non
             for row in _events(request.limit):
                 yield row
         case _:
-            done = replies.Done(message=f"{type(request).__name__.lower()}: done")
+            why = getattr(request, "reason", "done")
+            done = replies.Done(message=f"{type(request).__name__.lower()}: {why}")
             yield FIXED.get(type(request), done)
 
 

@@ -140,7 +140,7 @@ def test_every_verb_speaks_json(here: Here, verb: list[str]) -> None:
             ["events", "-n", "1"],
             "2023-11-14 22:13:20  round.closed          round=0 contributors=2",
         ),
-        (["abort", "--reason", "x"], "abort: done"),
+        (["abort", "--reason", "x"], "abort: x"),
     ],
 )
 def test_every_verb_speaks_to_people(here: Here, verb: list[str], part: str) -> None:
@@ -232,6 +232,12 @@ def test_a_failure_has_its_status_and_says_what_to_try(
     assert error in first
     assert last.startswith("Try: ")
     assert remedy in last
+
+
+def test_what_another_machine_said_cannot_steer_the_terminal(here: Here) -> None:
+    done = here("abort", "--reason", "say \x1b[31mred\nError: lies")
+    assert done.stdout == "abort: say  [31mred Error: lies\n"
+    assert "\x1b" not in here("abort", "--reason", "\x1b]0;title\x07", "--json").stdout
 
 
 def test_nobody_answers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import stat
 import tempfile
@@ -213,6 +214,24 @@ async def test_a_malformed_request_is_refused_and_the_next_is_answered(
         assert b'"malformed"' in heard
         assert heard.endswith(b'{"type":"End"}\n')
         assert counts.refused["ctl:malformed"] == 1
+
+
+async def test_garbage_in_any_amount_leaves_the_daemon_as_it_was(place: Path) -> None:
+    path = place / "ctl.sock"
+    draw = random.Random(7)
+    valid = [msgspec.json.encode(each) for each in (requests.Run(rounds=2), requests.Status())]
+    async with serving(path) as counts:
+        for _ in range(40):
+            lines = []
+            for _ in range(20):
+                line = bytearray(draw.choice(valid) if draw.random() < 0.7 else draw.randbytes(60))
+                for _ in range(draw.randrange(4)):
+                    line[draw.randrange(len(line))] = draw.randrange(256)
+                lines.append(bytes(line).replace(b"\n", b" "))
+            with trio.fail_after(30):
+                await raw(path, *lines, greet=draw.random() < 0.9)
+        assert counts.refused["ctl:malformed"] > 300
+        assert await in_thread(path, requests.Status()) == [scripted.STATUS]
 
 
 async def test_an_oversized_request_ends_its_connection_only(place: Path) -> None:

@@ -1,0 +1,101 @@
+"""What the tables look like, at the widths that people have."""
+
+from io import StringIO
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console, RenderableType
+
+from lensemble.ctl import replies
+from lensemblectl import render
+from tests.ctl import scripted
+
+NODE = replies.NodeStatus(
+    name="arm-1", node="3f" * 32, version="0.1.0", addresses=("127.0.0.1:40112",), uptime_s=12.0,
+    state_dir="/srv/arm-1/state",
+    link=replies.LinkStatus(
+        state="waiting", reason="no answer from 192.0.2.1:7707", coordinator="a0" * 32, name="lab",
+        addresses=("192.0.2.1:7707",), attempt=3, next_attempt_in_s=4.2,
+    ),
+    round=replies.NodeRoundStatus(
+        index=4, attempt=1, activity="training", reason="", since_s=3.0, step=31, steps=50
+    ),
+    worker=replies.WorkerStatus(state="busy", pid=812, restarts=1, rss_bytes=254_000_000),
+    dataset=replies.DatasetStatus(
+        path="/srv/arm-1.hdf5", root="6a" * 32, episodes=40, steps=8000
+    ),
+    contributions=4, last_contribution=3, refused={"frame": 1}, alerts=("worker restarted",),
+)  # fmt: skip
+
+
+def printed(shown: RenderableType, width: int) -> str:
+    out = StringIO()
+    Console(file=out, width=width, highlight=False, markup=False, emoji=False).print(shown)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_coordinator_fits_and_cuts_nothing_but_names_and_addresses(width: int) -> None:
+    text = printed(render.coordinator(scripted.STATUS, width), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    for part in ["training 31/50", "<1 ms", "12 ms", "73s", "127.0.0.1:40112", "9 min 48 s left"]:
+        assert part in text
+    assert ("ROUNDS  NODE" in text) == (width >= render.WIDE_COLUMNS)
+
+
+def test_a_blob_on_its_way_leaves_room_at_80_columns() -> None:
+    sending = replace(
+        scripted.PARTICIPANTS[0], activity="sending update", bytes=12_300_000, total_bytes=10**8
+    )
+    text = printed(render.coordinator(replace(scripted.STATUS, participants=(sending,)), 80), 80)
+    assert "sending update 12.3 MB/100 MB" in text
+    assert "<1 ms" in text
+
+
+def test_nobody_has_joined() -> None:
+    text = printed(render.coordinator(replace(scripted.STATUS, participants=()), 80), 80)
+    assert "`lensemblectl invite` makes a ticket" in text
+
+
+def test_a_node_says_whom_it_dials_why_and_when_again() -> None:
+    text = printed(render.node(NODE), 120)
+    for part in [
+        "node arm-1  lensemble 0.1.0, up 12 s",
+        "lab a0a0a0a0a0a0 at 192.0.2.1:7707",
+        "waiting, no answer from 192.0.2.1:7707, attempt 3, next in 4.2 s",
+        "busy, pid 812, 1 restart, 254 MB",
+        "40 episodes, 8000 steps, root 6a6a6a6a6a6a",
+        "to 4 rounds, last to round 3",
+        "round 4, attempt 1: training 31/50, for 3.0 s",
+        "frame 1",
+        "alert: worker restarted",
+    ]:
+        assert part in text
+    assert "shares" not in text
+    bare = replace(
+        NODE, round=None, dataset=None, worker=None, link=replies.LinkStatus(state="off")
+    )
+    assert "`lensemblectl join TICKET` names one" in printed(render.node(bare), 80)
+
+
+def test_names_are_shown_as_they_are_written() -> None:
+    odd = replace(scripted.PARTICIPANTS[0], name="[bold]x[/nope] :smile:")
+    text = printed(render.coordinator(replace(scripted.STATUS, participants=(odd,)), 140), 140)
+    assert "[bold]x[/nope]" in text
+
+
+def test_a_verdict_names_every_problem() -> None:
+    report = {
+        "directory": "/srv/state", "federation": "5e" * 16, "newest_round": 3, "records": 5,
+        "notes": ["a note"],
+        "problems": [
+            {"where": "ledger.sqlite", "what": "row changed", "round": 2},
+            {"where": "sums", "what": "gone", "round": None},
+        ],
+    }  # fmt: skip
+    text = printed(render.verified(report), 120)
+    assert "/srv/state: NOT sound" in text
+    assert "ledger.sqlite (round 2): row changed" in text
+    assert "sums: gone" in text
+    assert "5 records" in text
+    assert "/srv/state: sound" in printed(render.verified({**report, "problems": []}), 120)
