@@ -292,17 +292,14 @@ def federation(root: Path, nodes: int, **terms: dict[str, Any]) -> Iterator[Fede
         made.end()
 
 
-def group_of(pid: int) -> list[int]:
-    """Live processes of the session of ``pid``, or started by it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+def family(pid: int) -> list[Path]:
+    """The ``/proc`` directories of the children of ``pid``, and of all in the sessions of those."""
+    above: dict[Path, set[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text(encoding="ascii").rpartition(") ")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        state, parent, _, session = fields[:4]
-        if state != "Z" and pid in (int(parent), int(session)):
-            found.append(int(entry.name))
-    return found
+        above[entry] = {int(fields[1]), int(fields[3])}
+    children = {int(entry.name) for entry, ids in above.items() if pid in ids} - {pid}
+    return [entry for entry, ids in above.items() if ids & children]
