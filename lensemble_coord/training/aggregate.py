@@ -217,7 +217,9 @@ def check_update(update: Addend, layout: ParamLayout, field: FieldTerms) -> None
         start += len(signed)
 
 
-def sum_pieces(path: Path, layout: ParamLayout) -> Generator[memoryview, None, None]:
+def sum_pieces(
+    path: Path, layout: ParamLayout, piece_bytes: int = PIECE_BYTES
+) -> Generator[memoryview, None, None]:
     """The bytes of a stored sum in order; a piece is valid until the next is asked for.
 
     Raises:
@@ -228,4 +230,4 @@ def sum_pieces(path: Path, layout: ParamLayout) -> Generator[memoryview, None, N
         size = os.fstat(file.fileno()).st_size
         if size != layout.nbytes:
             raise AggregationError(f"{path}: {size} bytes instead of {layout.nbytes}")
-        yield from files.read_pieces(file.fileno(), 0, size)
+        yield from files.read_pieces(file.fileno(), 0, size, piece_bytes)

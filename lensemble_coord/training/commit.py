@@ -57,10 +57,10 @@ class Prepared(msgspec.Struct, frozen=True):
     momentum_digest: Digest
 
 
-def zeros(nbytes: int) -> Iterator[memoryview]:
+def zeros(nbytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
     """The momentum before the first round, in pieces."""
-    piece = memoryview(bytes(min(nbytes, PIECE_BYTES)))
-    for start in range(0, nbytes, PIECE_BYTES):
+    piece = memoryview(bytes(min(nbytes, piece_bytes)))
+    for start in range(0, nbytes, piece_bytes):
         yield piece[: nbytes - start]
 
 

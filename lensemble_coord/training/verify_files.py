@@ -1,9 +1,12 @@
 """Verifies what the ledger names: every byte of every kept artifact, and every step they allow."""
 
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from lensemble.checkpoint import Kind, Lineage, open_checkpoint
-from lensemble.errors import CheckpointIntegrityError
+from lensemble.errors import CheckpointIntegrityError, LensembleError
 from lensemble.ids import Digest
 from lensemble.params import ParamLayout
 from lensemble.workload import Workload
@@ -62,18 +65,35 @@ class FileVerification:
         rounds_of: dict[Digest, list[int]] = {}
         for round_index, digest in present.items():
             rounds_of.setdefault(digest, []).append(round_index)
-        for done, (digest, rounds) in enumerate(rounds_of.items(), 1):
-            self._check_named(kind, digest, rounds)
-            where = self._where(kind, digest)
-            before = len(self._report.problems)
-            with self._report.noting(where, rounds[-1]):
-                if kind == "sum":
-                    self._check_sum(digest, layout)
+        with ThreadPoolExecutor(os.cpu_count(), "verify") as pool:
+            faults = pool.map(partial(self._fault_of, kind, layout=layout), rounds_of)
+            for done, ((digest, rounds), fault) in enumerate(
+                zip(rounds_of.items(), faults, strict=True), 1
+            ):
+                self._check_named(kind, digest, rounds)
+                if fault is None:
+                    self._count(kind)
+                    self._sound[kind].update(rounds)
                 else:
-                    self._check_checkpoint(kind, digest, layout)
-            if len(self._report.problems) == before:
-                self._sound[kind].update(rounds)
-            self._progress(kind, done, len(rounds_of))
+                    self._report.problem(self._where(kind, digest), fault, rounds[-1])
+                self._progress(kind, done, len(rounds_of))
+
+    def _count(self, kind: ArtifactKind) -> None:
+        if kind == "sum":
+            self._report.sums += 1
+        else:
+            self._report.checkpoints += 1
+
+    def _fault_of(self, kind: ArtifactKind, digest: Digest, layout: ParamLayout) -> str | None:
+        """What is wrong with one artifact, every byte of it; called in threads."""
+        try:
+            if kind == "sum":
+                self._check_sum(digest, layout)
+            else:
+                self._check_checkpoint(kind, digest, layout)
+        except LensembleError as error:
+            return error.message
+        return None
 
     def _require_newest(
         self, kind: ArtifactKind, newest: int, present: Mapping[int, Digest]
@@ -120,7 +140,6 @@ class FileVerification:
                 f"{found.path}: header.json says {found.header.lineage}, no record does"
             )
         found.verify()
-        self._report.checkpoints += 1
 
     def _check_sum(self, digest: Digest, layout: ParamLayout) -> None:
         path = self._directory.sum(digest)
@@ -131,7 +150,6 @@ class FileVerification:
             raise CheckpointIntegrityError(
                 f"{path}: its bytes have the digest {running.hexdigest()}"
             )
-        self._report.sums += 1
 
     # ---- steps ----
 
