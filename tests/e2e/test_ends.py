@@ -89,11 +89,10 @@ def test_a_state_directory_has_one_daemon(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "no_such_key = 1\n": ("line 1: no_such_key: ", "no such key"),
-    "name = 3\n": ("line 1: name: ", "3"),
-    "name = \n": ("line 1", ""),
-    "[listen]\nheartbeat_s = 100.0\n": ("line 2: listen.heartbeat_s: ", "100"),
-    "[listen]\naddresses = ['example.org:1']\n": ("line 2: listen.addresses", "example.org:1"),
+    "no_such_key = 1\n": "line 1: no_such_key: no such key",
+    "name = 3\n": "line 1: name = 3: ",
+    "name = \n": "line 1",
+    "[listen]\nheartbeat_s = 100.0\n": "line 2: listen.heartbeat_s = 100.0: ",
 }
 
 
@@ -104,12 +103,11 @@ def test_a_wrong_configuration_is_refused_by_key_and_value(tmp_path: Path, modul
         (config := tmp_path / f"{index}.toml").write_text(text)
         command = [sys.executable, "-m", module, str(config)]
         begun.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    for popen, (key, value) in zip(begun, WRONG.values(), strict=True):
+    for popen, named in zip(begun, WRONG.values(), strict=True):
         _, said = popen.communicate(timeout=20)
         assert popen.returncode == 2, said
         error, remedy = said.splitlines()[:2]
         assert error.startswith(f"Error: {tmp_path}"), said
-        assert key in error
-        assert value in error
+        assert named in error
         assert remedy.startswith("Try: "), said
     assert not (tmp_path / "state").exists()
