@@ -72,6 +72,16 @@ class Objective(_Terms):
     lambda_anc: float = Field(default=0.0, ge=0)
     sketch_dim: int = Field(default=32, ge=1, le=4096)
     knots: int = Field(default=17, ge=2, le=129)
+    probe_hash: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """Of the public probe that the anchor pulls towards; each node holds the file itself."""
+
+    @model_validator(mode="after")
+    def _anchored_to_something(self) -> "Objective":
+        if self.lambda_anc > 0 and not self.probe_hash:
+            raise ValueError(
+                "lambda_anc is above 0, so probe_hash must name the federation's probe"
+            )
+        return self
 
 
 class Outer(_Terms):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from lensemble.config import ConfigPath, Names, Section, commented
+from lensemble.config import ConfigPath, Names, OptionalPath, Section, commented
 from lensemble.settings import (
     SOCKET_NAME,
     Addresses,
@@ -82,6 +82,13 @@ class DataSection(Section):
         (),
         description=(
             "Observation columns, concatenated in this order; empty: every float vector, by name."
+        ),
+    )
+    probe: OptionalPath = Field(
+        None,
+        description=(
+            "The federation's public probe, for workloads whose objective has an anchor; its hash "
+            "must be the workload's."
         ),
     )
     embodiment: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{0,64}$")] = Field(

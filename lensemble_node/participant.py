@@ -373,6 +373,7 @@ class Member:
                 path=str(data.path),
                 observation_keys=data.observation_keys,
                 embodiment=data.embodiment,
+                probe="" if data.probe is None else str(data.probe),
                 threads=self.config.worker.threads,
             )
         )

@@ -38,6 +38,8 @@ class Configure(_Line, frozen=True, kw_only=True, tag=True):
     format: str = "auto"
     observation_keys: tuple[str, ...] = ()
     embodiment: str = ""
+    probe: str = ""
+    """Path of the public probe; empty if this node has none."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 

@@ -3,7 +3,7 @@
 import msgspec
 from pydantic import ValidationError
 
-from lensemble.errors import ContractViolation, GaugeError, LensembleError
+from lensemble.errors import ContractViolation, GaugeError, LensembleError, ProbeError
 from lensemble.ids import Digest
 from lensemble.params import PARAMETER_BYTES
 from lensemble.seeds import sketch
@@ -22,6 +22,7 @@ class Terms(msgspec.Struct, frozen=True):
     field_k: int
     field_n_max: int
     state_bytes: int
+    probe_hash: Digest | None = None
 
 
 def agree(welcome: Welcome, pinned: str = "") -> Terms:
@@ -64,6 +65,7 @@ def agree(welcome: Welcome, pinned: str = "") -> Terms:
         workload.field.k,
         workload.field.n_max,
         where.size * PARAMETER_BYTES,
+        Digest(workload.objective.probe_hash) if workload.objective.probe_hash else None,
     )
 
 
@@ -73,6 +75,12 @@ def objection(terms: Terms, asked: RoundOpen) -> LensembleError | None:
         return GaugeError(
             f"round {asked.round} comes with the sketch seed {asked.sketch_seed}; the workload "
             f"derives {sketch(terms.root_seed, asked.round)}",
+            "Have the operator of the coordinator check its build against this one.",
+        )
+    if asked.probe_hash != terms.probe_hash:
+        return ProbeError(
+            f"round {asked.round} names the probe {asked.probe_hash}; the workload pins "
+            f"{terms.probe_hash}",
             "Have the operator of the coordinator check its build against this one.",
         )
     for name, got, due in (

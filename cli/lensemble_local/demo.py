@@ -109,7 +109,12 @@ class Demo:
     def _terms(self) -> dict[str, Any]:
         return {
             "name": "demo",
-            "inner": {"steps": INNER_STEPS, "schedule_steps": INNER_STEPS * self.rounds},
+            "inner": {
+                "steps": INNER_STEPS,
+                "lr": 4e-3,
+                "schedule_steps": max(400, INNER_STEPS * self.rounds),
+            },
+            "objective": {"sketch_dim": 128},
             "outer": {"lr": 0.7, "momentum": 0.5},
         }
 

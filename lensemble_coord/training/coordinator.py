@@ -276,6 +276,7 @@ class Rounds:
             config_hash=self.workload.digest,
             roster_digest=messages.roster_digest(action.nodes),
             sketch_seed=seeds.sketch(self.workload.root_seed, action.round),
+            probe_hash=Digest(self.workload.objective.probe_hash) or None,
             inner_steps=self.workload.inner.steps,
             global_step=action.round * self.workload.inner.steps,
             state_bytes=self.layout.nbytes,

@@ -12,7 +12,13 @@ from pydantic import ValidationError
 
 from lensemble import blob
 from lensemble.edge.arena import Arena
-from lensemble.errors import ArtifactError, ContractViolation, LensembleError, WorkerFault
+from lensemble.errors import (
+    ArtifactError,
+    ContractViolation,
+    LensembleError,
+    ProbeError,
+    WorkerFault,
+)
 from lensemble.ids import Digest, FederationId
 from lensemble.params import ParamLayout
 from lensemble.version import BUILD
@@ -57,8 +63,20 @@ class Desk:
             configure.node,
             configure.threads,
         )
+        if workload.objective.probe_hash:
+            _pin(self.trainer, workload, configure.probe)
         self.states = StateStore(state_dir / "global", self.layout)
         self.inbound = Inbound(self.states, configure.federation, self.layout)
+
+
+def _pin(trainer: Trainer, workload: Workload, probe: str) -> None:
+    if not probe:
+        raise ProbeError(
+            f"workload {workload.name!r} anchors to the probe {workload.objective.probe_hash[:16]} "
+            "and this node has none",
+            "Get the probe file from the federation's operator and name it in `data.probe`.",
+        )
+    trainer.pin(Path(probe), Digest(workload.objective.probe_hash))
 
 
 def _source(configure: signals.Configure) -> DataSource | None:

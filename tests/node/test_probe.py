@@ -12,7 +12,7 @@ from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
 from tests.node import worlds
 
-WORKLOAD = worlds.small().model_copy(update={"objective": Objective(lambda_anc=0.5)})
+WORKLOAD = worlds.small().model_copy(update={"objective": Objective(lambda_anc=0.5, probe_hash="0" * 64)})
 START = initial_parameters(WORKLOAD)
 
 
