@@ -23,7 +23,7 @@ from lensemble.workload import (
 def test_the_defaults_are_a_contract() -> None:
     """A change of a default changes every config hash and every warm start: it is on purpose."""
     workload = Workload()
-    assert workload.digest == ("264083b44371b9d6097d486d4ba41aa3a87b8ff9194769d7e0ce8b4322bd1aaf")
+    assert workload.digest == "7892843cb54e81d55cd90999856eb3487f25b031fc639afd9c32b6e8b91a12ba"
     assert layout(workload).digest == (
         "7514fec2a150bedb239c824c0701d52c42c39e19099de18819686a3ccb2b500c"
     )
