@@ -327,3 +327,21 @@ def test_a_damaged_file_is_opened_or_refused_in_order(
         read_everything(path)
     except (ArtifactError, StorageError):
         return
+
+
+def test_a_full_disk_leaves_the_ledger_as_it_was(ledger: Ledger) -> None:
+    first = successor(GENESIS)
+    ledger.append(first)
+    ledger.begin_attempt(1, 0)
+    ledger._tables._connection.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(StorageError, match="full"):
+        ledger.note([{"event": "x" * 10_000} for _ in range(40)])
+    with pytest.raises(StorageError, match="full"):
+        for number in range(2, 400):
+            ledger.begin_attempt(number, 0)
+    assert ledger.tail() == first
+    assert ledger.events() == []
+    ledger._tables._connection.execute("PRAGMA max_page_count = 1000000")
+    ledger.append(successor(first))
+    assert ledger.damage() == []
+    assert ledger.verify_chain().round == 1
