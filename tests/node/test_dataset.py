@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import h5py
@@ -244,7 +245,9 @@ def test_ragged_columns_and_wrong_types_are_named(tmp_path: Path) -> None:
         rows = file["data/demo_1/actions"][()].astype(np.int32)
         del file["data/demo_1/actions"]
         file["data/demo_1/actions"] = rows
-    assert "demo_1 (index 1) column 'action' has dtype int32" in refused(path)
+    assert "demo_1 (index 1) column 'action' has rows of shape (3,) and dtype int32" in refused(
+        path
+    )
 
     path = minari(tmp_path / "c.h5")
     with h5py.File(path, "r+") as file:
@@ -291,3 +294,16 @@ def test_a_dataset_closes_its_file(tmp_path: Path) -> None:
         pass
     with h5py.File(path, "r+") as file:
         assert "data" in file
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path, layout: Layout) -> None:
+    whole = LAYOUTS[layout](tmp_path / "whole.h5").read_bytes()
+    draw = np.random.Generator(np.random.Philox(11))
+    path = tmp_path / "damaged.h5"
+    for trial in range(60):
+        raw = bytearray(whole)
+        raw[draw.integers(0, 3000 if trial % 2 else len(raw))] ^= 1 << int(draw.integers(0, 8))
+        path.write_bytes(raw)
+        with contextlib.suppress(DatasetError), open_dataset(DataSource(path)) as data:
+            data.commitment()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import h5py
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +43,10 @@ class Trajectory:
 class Dataset:
     """Episodes of one file.  ``lengths`` counts transitions, so an episode has one more state."""
 
-    def __init__(self, source: DataSource, resident_bytes: int) -> None:
+    def __init__(self, source: DataSource, file: h5py.File, resident_bytes: int) -> None:
         self.source = source
-        self._file = hdf5.open_file(source.path)
-        self.layout = hdf5.detect(self._file)
-        self._episodes = hdf5.episodes(self._file, self.layout)
+        self._file = file
+        self.layout, self._episodes = hdf5.index(self._file)
         self._keys = self._observation_columns()
         self._widths = {key: self._width(0, key) for key in (*self._keys, _ACTION)}
         self.observation_dim = sum(self._widths[key] for key in self._keys)
@@ -172,7 +172,7 @@ class Dataset:
         found = [
             key
             for key in sorted(columns)
-            if key.split(".", 1)[0] == _OBSERVATION and self._is_vector(columns[key])
+            if key.split(".", 1)[0] == _OBSERVATION and columns[key].is_vector
         ]
         if not found:
             raise DatasetError(
@@ -181,10 +181,6 @@ class Dataset:
                 "Name the columns to use in `observation_keys`.",
             )
         return tuple(found)
-
-    def _is_vector(self, span: hdf5.Span) -> bool:
-        item = self._file[span.path]
-        return item.dtype.kind == "f" and item.ndim in (1, 2)
 
     def _span(self, index: int, key: str) -> hdf5.Span:
         episode = self._episodes[index]
@@ -198,13 +194,13 @@ class Dataset:
 
     def _width(self, index: int, key: str) -> int:
         span = self._span(index, key)
-        item = self._file[span.path]
-        if not self._is_vector(span):
+        if not span.is_vector:
             raise DatasetError(
                 f"{self.source.path}: {self._episodes[index].name} (index {index}) column {key!r} "
-                f"has dtype {item.dtype} and shape {item.shape}; float vectors are needed"
+                f"has rows of shape {span.row_shape} and dtype {span.dtype}; float vectors are "
+                "needed"
             )
-        return int(item.shape[1]) if item.ndim == 2 else 1
+        return span.width
 
     def _has_next(self, index: int) -> bool:
         columns = self._episodes[index].columns
@@ -250,7 +246,7 @@ class Dataset:
 
     def _rows(self, index: int, key: str, start: int, stop: int) -> Floats:
         span = self._span(index, key)
-        stored = hdf5.read(self._file, hdf5.Span(span.path, span.start + start, span.start + stop))
+        stored = hdf5.read(self._file, span.part(start, stop))
         with np.errstate(over="ignore"):
             rows = stored.reshape(stop - start, -1).astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
@@ -303,10 +299,12 @@ def open_dataset(source: DataSource, resident_bytes: int = RESIDENT_BYTES) -> Da
     Raises:
         DatasetError: names file, episode, column and row of what is wrong.
     """
+    file = hdf5.open_file(source.path)
     try:
-        return Dataset(source, resident_bytes)
-    except KeyError as error:
-        raise DatasetError(f"{source.path} is damaged: {error}", "Copy it again.") from error
+        return Dataset(source, file, resident_bytes)
+    except DatasetError:
+        file.close()
+        raise
 
 
 def _cached(cache: Path, identity: list[str | int | list[str]]) -> DatasetFacts | None:

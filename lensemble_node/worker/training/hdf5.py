@@ -11,7 +11,7 @@ name.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from lensemble.merkle import Column, text_column
 
 MAX_EPISODES = 10_000_000
 _PIECE_BYTES = 1 << 20
+_DAMAGE = (KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""What h5py raises on damaged structures."""
 _ACTION = "action"
 _FLAT_INDEX = ("ep_len", "ep_offset")
 _BESIDE_OBSERVATION = (
@@ -39,15 +41,35 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True)
 class Span:
-    """Rows ``start`` to ``stop`` of the array stored at ``path``; the whole scalar when 0-d."""
+    """Rows ``start`` to ``stop`` of the array stored at ``path``, each of ``row_shape``.
+
+    A scalar counts as one row and has no ``row_shape``.
+    """
 
     path: str
     start: int
     stop: int
+    dtype: np.dtype[np.generic]
+    text: bool
+    row_shape: tuple[int, ...] | None
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether every row is a float or a vector of floats."""
+        return self.dtype.kind == "f" and self.row_shape is not None and len(self.row_shape) < 2
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return int(np.prod(self.row_shape or (), dtype=np.int64))
+
+    def part(self, start: int, stop: int) -> "Span":
+        """Rows ``start`` to ``stop`` of this span."""
+        return replace(self, start=self.start + start, stop=self.start + stop)
 
 
 @dataclass(frozen=True)
@@ -74,12 +96,30 @@ def open_file(path: Path) -> h5py.File:
         ) from error
 
 
-def detect(file: h5py.File) -> Layout:
-    """Which layout the open ``file`` has.
+def index(file: h5py.File) -> tuple[Layout, list[Episode]]:
+    """Layout and all episodes of the open ``file``, in order of their numbers.
 
     Raises:
-        DatasetError: none that is known.
+        DatasetError: no known layout, no episode, a number left out, an index that does not fit its
+            columns, or structures that are damaged.
     """
+    try:
+        layout = _detect(file)
+        match layout:
+            case Layout.ROBOMIMIC:
+                found = _groups(file["data"], "demo_", "data/")
+            case Layout.MINARI:
+                found = _groups(file, "episode_", "")
+            case Layout.FLAT:
+                found = _flat(file)
+    except _DAMAGE as error:
+        raise DatasetError(f"{file.filename} is damaged: {error}", "Copy it again.") from error
+    if not found:
+        raise DatasetError(f"{file.filename} holds no episode")
+    return layout, found
+
+
+def _detect(file: h5py.File) -> Layout:
     if isinstance(file.get("data"), h5py.Group):
         return Layout.ROBOMIMIC
     if all(isinstance(file.get(key), h5py.Dataset) for key in _FLAT_INDEX):
@@ -92,22 +132,11 @@ def detect(file: h5py.File) -> Layout:
     )
 
 
-def episodes(file: h5py.File, layout: Layout) -> list[Episode]:
-    """All episodes of the open ``file`` in order of their numbers.
-
-    Raises:
-        DatasetError: none at all, a number left out, or an index that does not fit its columns.
-    """
-    match layout:
-        case Layout.ROBOMIMIC:
-            found = _groups(file["data"], "demo_", "data/")
-        case Layout.MINARI:
-            found = _groups(file, "episode_", "")
-        case Layout.FLAT:
-            found = _flat(file)
-    if not found:
-        raise DatasetError(f"{file.filename} holds no episode")
-    return found
+def _span(path: str, item: h5py.Dataset) -> Span:
+    shape = tuple(int(size) for size in item.shape or ())
+    text = h5py.check_string_dtype(item.dtype) is not None
+    scalar = not shape
+    return Span(path, 0, 1 if scalar else shape[0], item.dtype, text, None if scalar else shape[1:])
 
 
 def _number(name: str, prefix: str) -> int | None:
@@ -129,7 +158,7 @@ def _groups(parent: h5py.Group, prefix: str, where: str) -> list[Episode]:
             key: str, item: object, name: str = name, columns: dict[str, Span] = columns
         ) -> None:
             if isinstance(item, h5py.Dataset):
-                columns[_canonical(key)] = Span(f"{name}/{key}", 0, _rows(item))
+                columns[_canonical(key)] = _span(f"{name}/{key}", item)
 
         parent[numbered[index]].visititems(visit)
         found.append(Episode(name, columns))
@@ -147,32 +176,27 @@ def _canonical(key: str) -> str:
     return ".".join([names.get(head, head), *([tail.replace("/", ".")] if tail else [])])
 
 
-def _rows(item: h5py.Dataset) -> int:
-    return int(item.shape[0]) if item.shape else 1
-
-
 def _flat(file: h5py.File) -> list[Episode]:
-    lengths, offsets = (read(file, Span(key, 0, _rows(file[key]))) for key in _FLAT_INDEX)
-    if lengths.shape != offsets.shape or lengths.ndim != 1 or len(lengths) > MAX_EPISODES:
+    spans = {key: _span(key, file[key]) for key in file if isinstance(file[key], h5py.Dataset)}
+    for key in _FLAT_INDEX:
+        if spans[key].rows > MAX_EPISODES or spans[key].row_shape != ():
+            raise DatasetError(f"{file.filename}: {key} has shape {file[key].shape}")
+    lengths, offsets = (read(file, spans.pop(key)).tolist() for key in _FLAT_INDEX)
+    if len(lengths) != len(offsets):
         raise DatasetError(
-            f"{file.filename}: ep_len has shape {lengths.shape}, ep_offset {offsets.shape}"
+            f"{file.filename}: ep_len has {len(lengths)} rows, ep_offset {len(offsets)}"
         )
-    rows = {
-        key: _rows(file[key])
-        for key in file
-        if key not in _FLAT_INDEX and isinstance(file[key], h5py.Dataset)
-    }
     found = []
-    for index, (length, offset) in enumerate(zip(lengths.tolist(), offsets.tolist(), strict=True)):
+    for number, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
         columns = {}
-        for key, count in rows.items():
-            if length < 1 or offset < 0 or offset + length > count:
+        for key, span in spans.items():
+            if length < 1 or offset < 0 or offset + length > span.rows:
                 raise DatasetError(
-                    f"{file.filename}: episode {index} is rows {offset} to {offset + length}, "
-                    f"column {key!r} has {count} rows"
+                    f"{file.filename}: episode {number} is rows {offset} to {offset + length}, "
+                    f"column {key!r} has {span.rows} rows"
                 )
-            columns[_flat_key(key)] = Span(key, int(offset), int(offset + length))
-        found.append(Episode(f"episode {index}", columns))
+            columns[_flat_key(key)] = span.part(int(offset), int(offset + length))
+        found.append(Episode(f"episode {number}", columns))
     return found
 
 
@@ -191,10 +215,10 @@ def read(file: h5py.File, span: Span) -> NDArray[np.generic]:
     Raises:
         DatasetError: they cannot be read, for example because the file is cut short.
     """
-    item = file[span.path]
     try:
-        rows = item[span.start : span.stop] if item.shape else item[()]
-    except (OSError, RuntimeError) as error:
+        item = file[span.path]
+        rows = item[()] if span.row_shape is None else item[span.start : span.stop]
+    except _DAMAGE as error:
         raise DatasetError(
             f"{file.filename}: rows {span.start} to {span.stop} of {span.path} cannot be read: "
             f"{error}",
@@ -207,28 +231,25 @@ def column(file: h5py.File, span: Span) -> Column:
     """``span`` as a column of a Merkle leaf, read piece by piece.
 
     Raises:
-        DatasetError: a dtype that is neither numeric nor text.
+        DatasetError: a dtype that is neither numeric nor text, or rows that cannot be read.
     """
-    item = file[span.path]
-    if h5py.check_string_dtype(item.dtype) is not None:
+    if span.text:
         raw = np.atleast_1d(read(file, span)).ravel().tolist()
-        return text_column([v.decode() if isinstance(v, bytes) else str(v) for v in raw])
-    if item.dtype.kind not in "biufc":
+        return text_column([v.decode(errors="replace") if isinstance(v, bytes) else v for v in raw])
+    if span.dtype.kind not in "biufc":
         raise DatasetError(
-            f"{file.filename}: column {span.path} has the dtype {item.dtype}, which a commitment "
+            f"{file.filename}: column {span.path} has the dtype {span.dtype}, which a commitment "
             "cannot cover",
             "Store it as numbers or text, or leave it out.",
         )
-    shape = (span.rows, *item.shape[1:]) if item.shape else ()
-    size = int(np.prod(shape, dtype=np.int64)) * item.dtype.itemsize
-    return Column(item.dtype.newbyteorder("<").name, shape, _pieces(file, span), size)
+    shape = () if span.row_shape is None else (span.rows, *span.row_shape)
+    size = span.rows * span.width * span.dtype.itemsize
+    return Column(span.dtype.newbyteorder("<").name, shape, _pieces(file, span), size)
 
 
 def _pieces(file: h5py.File, span: Span) -> Iterator[bytes]:
-    item = file[span.path]
-    row_bytes = int(np.prod(item.shape[1:], dtype=np.int64)) * item.dtype.itemsize
-    stride = max(1, _PIECE_BYTES // max(1, row_bytes))
-    little = item.dtype.newbyteorder("<")
-    for start in range(span.start, span.stop, stride):
-        rows = read(file, Span(span.path, start, min(span.stop, start + stride)))
+    stride = max(1, _PIECE_BYTES // max(1, span.width * span.dtype.itemsize))
+    little = span.dtype.newbyteorder("<")
+    for start in range(0, span.rows, stride):
+        rows = read(file, span.part(start, min(span.rows, start + stride)))
         yield np.ascontiguousarray(rows, dtype=little).tobytes()
