@@ -337,8 +337,7 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(ledger: Ledger) -> None:
     with pytest.raises(StorageError, match="full"):
         ledger.note([{"event": "x" * 10_000} for _ in range(40)])
     with pytest.raises(StorageError, match="full"):
-        for number in range(2, 400):
-            ledger.begin_attempt(number, 0)
+        ledger.begin_run("r" * 10_000, 1, hex64(1))
     assert ledger.tail() == first
     assert ledger.events() == []
     ledger._tables._connection.execute("PRAGMA max_page_count = 1000000")
