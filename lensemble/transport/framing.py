@@ -6,7 +6,7 @@ and latches the first failure, so that a torn stream can never pass for one that
 
 import struct
 
-from lensemble.transport.raw import RawLost, RawReceive
+from lensemble.transport.raw import NOTHING, RawLost, RawReceive
 
 PREFIX = struct.Struct("<I")
 
@@ -22,6 +22,7 @@ class FrameReader:
         self._raw = raw
         self._prefix = bytearray(PREFIX.size)
         self._done = 0
+        self._ahead = 0
         self._extent: int | None = None
         self._own = bytearray()
         self._lost = ""
@@ -38,8 +39,8 @@ class FrameReader:
         extent = await self._next_extent(len(into))
         if extent is None:
             return None
-        await self._fill(into[:extent])
-        self._extent, self._done = None, 0
+        await self._fill(into[:extent], memoryview(self._prefix))
+        self._extent, self._done, self._ahead = None, self._ahead, 0
         return extent
 
     async def receive(self, limit: int) -> bytes | None:
@@ -52,9 +53,10 @@ class FrameReader:
             return None
         if len(self._own) != extent:
             self._own = bytearray(extent)
-        await self._fill(memoryview(self._own))
+        await self._fill(memoryview(self._own), memoryview(self._prefix))
         payload = bytes(self._own)
-        self._own, self._extent, self._done = bytearray(), None, 0
+        self._own = bytearray()
+        self._extent, self._done, self._ahead = None, self._ahead, 0
         return payload
 
     async def _next_extent(self, limit: int) -> int | None:
@@ -70,19 +72,25 @@ class FrameReader:
             self._extent, self._done = extent, 0
         return self._extent
 
-    async def _fill(self, view: memoryview, *, at_boundary: bool = False) -> bool:
-        """Read until ``view`` is full; False where the stream ends before its first byte."""
-        while self._done < len(view):
+    async def _fill(
+        self, view: memoryview, beyond: memoryview = NOTHING, *, at_boundary: bool = False
+    ) -> bool:
+        """Read until ``view`` is full; False where the stream ends before its first byte.
+
+        What comes in one go with the last of ``view`` goes to ``beyond``, the prefix of the next
+        frame: that saves a call for each frame.
+        """
+        while (missing := len(view) - self._done) > 0:
             try:
-                count = await self._raw.read_into(view[self._done :])
+                count = await self._raw.read_into(view[self._done :], beyond)
             except RawLost as lost:
                 self._lost = lost.reason
                 raise
             if count == 0 and at_boundary and self._done == 0:
                 return False
             if count == 0:
-                missing = len(view) - self._done
                 self._lost = f"the stream ended inside a frame, {missing} bytes early"
                 raise RawLost(self._lost)
-            self._done += count
+            self._done += min(count, missing)
+            self._ahead = max(count - missing, 0)
         return True

@@ -15,7 +15,7 @@ from lensemble.transport import iroh_loop
 from lensemble.transport.driver import LinkFacts, PeerAddress
 from lensemble.transport.endpoint import EndpointDriver, EndpointSettings
 from lensemble.transport.links import Pace
-from lensemble.transport.raw import RawLost
+from lensemble.transport.raw import NOTHING, RawLost
 
 ALPN = b"lensemble/1"
 MAX_EDGES = 4096
@@ -82,9 +82,11 @@ class IrohSend:
 
     async def stopped(self) -> str:
         try:
-            await self._stream.stopped()
+            code = await self._stream.stopped()
         except iroh.IrohError as error:
             return _reason(error, self._connection)
+        if code is None:  # the peer has everything, and nothing can be lost any more
+            await trio.sleep_forever()
         return "refused by the peer"
 
 
@@ -95,9 +97,9 @@ class IrohReceive:
         self._stream = stream
         self._connection = connection
 
-    async def read_into(self, into: memoryview) -> int:
+    async def read_into(self, into: memoryview, beyond: memoryview = NOTHING) -> int:
         with _lost(self._connection):
-            return await iroh_loop.read_into(self._stream, into)
+            return await iroh_loop.read_into(self._stream, into, beyond)
 
     async def stop(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -30,7 +30,7 @@ MAX_CALL_BYTES = 256 << 10
 """Payload of one call; the trio thread stands still for 0.3 ms meanwhile."""
 
 _LENGTH = struct.Struct(">i")
-_Window = ctypes.c_char * (MAX_CALL_BYTES + 64)
+_Window = ctypes.c_char * (MAX_CALL_BYTES + 256)
 _FREED_LATE = (
     "Endpoint",
     "Connection",
@@ -180,26 +180,28 @@ async def write(stream: Any, prefix: bytes, piece: memoryview) -> None:
     )
 
 
-async def read_into(stream: Any, into: memoryview) -> int:
+async def read_into(stream: Any, into: memoryview, beyond: memoryview) -> int:
     """Take from a ``RecvStream`` what is there, at least one byte; 0 at its end.
 
-    A cancelled call takes nothing.
+    Bytes go to ``into`` and, once that is full, to ``beyond`` of at most 64 bytes.  A cancelled
+    call takes nothing.
 
     Raises:
         IrohError: the stream is torn.
     """
     await trio.lowlevel.checkpoint()
+    limit = len(into) + len(beyond) if len(into) <= MAX_CALL_BYTES else MAX_CALL_BYTES
 
     def lift(buffer: Any) -> int:
-        count = int(buffer.len) - _LENGTH.size
-        into[:count] = _window(buffer)[_LENGTH.size : _LENGTH.size + count]
+        payload = _window(buffer)[_LENGTH.size : buffer.len]
+        count, first = len(payload), min(len(payload), len(into))
+        into[:first] = payload[:first]
+        beyond[: count - first] = payload[first:]
         buffer.free()
         return count
 
     taken: int = await _ffi.uniffi_rust_call_async(
-        _lib.uniffi_iroh_ffi_fn_method_recvstream_read(
-            _clone_handle(stream), min(len(into), MAX_CALL_BYTES)
-        ),
+        _lib.uniffi_iroh_ffi_fn_method_recvstream_read(_clone_handle(stream), limit),
         _lib.ffi_iroh_ffi_rust_future_poll_rust_buffer,
         _lib.ffi_iroh_ffi_rust_future_complete_rust_buffer,
         _lib.ffi_iroh_ffi_rust_future_free_rust_buffer,

@@ -9,7 +9,7 @@ from trio.lowlevel import ParkingLot
 from lensemble import seeds
 from lensemble.ids import NodeId
 from lensemble.transport.driver import LinkFacts, PeerAddress
-from lensemble.transport.raw import MAX_PIECE_BYTES, RawLost
+from lensemble.transport.raw import MAX_PIECE_BYTES, NOTHING, RawLost
 
 WINDOW_BYTES = 1_250_000
 """Unread bytes of one stream before its writer waits."""
@@ -133,6 +133,8 @@ class Pipe:
 
     async def reset(self) -> None:
         await trio.lowlevel.checkpoint()
+        if self._writer.lost:
+            return
         self._torn = self._torn or "reset by the peer"
         self._pieces.clear()
         self.changed.unpark_all()
@@ -144,7 +146,7 @@ class Pipe:
 
     # ---- the reader's half ----
 
-    async def read_into(self, into: memoryview) -> int:
+    async def read_into(self, into: memoryview, beyond: memoryview = NOTHING) -> int:
         await trio.lowlevel.checkpoint()
         while True:
             if not self._reader.wire.silent:
@@ -153,7 +155,7 @@ class Pipe:
                 if self._pieces:
                     due, piece = self._pieces[0]
                     if due <= trio.current_time():
-                        return self._take(piece, into)
+                        return self._take(piece, into, beyond)
                     await trio.sleep_until(due)
                     continue
                 if self._finished:
@@ -162,9 +164,11 @@ class Pipe:
                 raise RawLost(self._reader.lost)
             await self.changed.park()
 
-    def _take(self, piece: memoryview, into: memoryview) -> int:
-        count = min(len(piece), len(into))
-        into[:count] = piece[:count]
+    def _take(self, piece: memoryview, into: memoryview, beyond: memoryview) -> int:
+        first = min(len(piece), len(into))
+        count = min(len(piece), first + len(beyond))
+        into[:first] = piece[:first]
+        beyond[: count - first] = piece[first:count]
         due, _ = self._pieces.popleft()
         if count < len(piece):
             self._pieces.appendleft((due, piece[count:]))

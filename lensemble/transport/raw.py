@@ -14,6 +14,9 @@ MAX_PIECE_BYTES = 256 << 10
 """Longest run of bytes that one call hands to, or takes from, the network."""
 
 
+NOTHING = memoryview(bytearray())
+
+
 class RawLost(Exception):
     """A stream or connection is of no more use; ``reason`` is a phrase."""
 
@@ -35,14 +38,20 @@ class RawSend(Protocol):
         """Tear the stream.  Not while a ``write`` is running; never raises."""
 
     async def stopped(self) -> str:
-        """Wait until the peer refuses the stream or the connection is gone; the reason."""
+        """Wait until the peer refuses the stream or the connection is gone; the reason.
+
+        It may wait for ever once the stream is finished.
+        """
 
 
 class RawReceive(Protocol):
     """The receiving half of a byte stream."""
 
-    async def read_into(self, into: memoryview) -> int:
-        """Take at least one byte; 0 at the end of the stream.  A cancelled call takes nothing.
+    async def read_into(self, into: memoryview, beyond: memoryview = NOTHING) -> int:
+        """Take what is there, at least one byte; 0 at the end of the stream.
+
+        Bytes go to ``into`` first, and only once that is full to ``beyond``; the count is of both.
+        A cancelled call takes nothing.
 
         Raises:
             RawLost: reset by the peer, or the connection is gone.

@@ -8,6 +8,8 @@ from typing import Protocol
 import pytest
 import trio
 
+from lensemble.edge.arena import Arena
+from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import EdgeFault, FrameError, InvariantError, LinkLost
 from lensemble.ids import EdgeId, NodeId
 from lensemble.transport.driver import (
@@ -19,6 +21,7 @@ from lensemble.transport.driver import (
     PeerAddress,
 )
 from lensemble.transport.endpoint import EndpointDriver
+from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.transport.raw import RawConnection
 
 EDGE = EdgeId(7)
@@ -401,6 +404,64 @@ async def test_many_edges_at_once_and_a_stalled_one_stops_no_other(rig: Rig) -> 
                 frames = [bytes([index % 256]) * 2000, b""]
                 crossings.start_soon(_cross, pair, EdgeId(index), frames, 2000)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_finished_stream_is_not_lost(rig: Rig) -> None:
+    pair = await linked(rig)
+    async with pair.edge() as (sender, receiver):
+        await sender.send_frame(memoryview(b"all"))
+        with trio.move_on_after(0.5) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sender.lost)
+                await sender.finish()
+        assert scope.cancelled_caught
+        assert await receiver.receive_frame(memoryview(bytearray(10))) == 3
+        assert await receiver.receive_frame(memoryview(bytearray(10))) is None
+
+
+async def test_ends_on_a_real_stream_carry_chunks_and_finish(rig: Rig) -> None:
+    pair = await linked(rig)
+    spec = EdgeSpec(EDGE, pair.near.node, pair.far.node, 5000, slots=2)
+    leases = ArenaLeases(Arena.create(1 << 20))
+    rx = RxEnd(spec, await leases.lease(spec), pair.far)
+    tx = TxEnd(spec, await leases.lease(spec), pair.near)
+
+    async def produce() -> None:
+        for index in range(200):
+            slot = await tx.acquire()
+            tx.region.slot(slot)[:] = bytes([index]) * 5000
+            tx.filled(slot, 5000 - index)
+        await tx.finished()
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(rx.serve)
+            await nursery.start(tx.serve)
+            nursery.start_soon(produce)
+            for index in range(200):
+                chunk = await rx.receive()
+                assert chunk is not None
+                assert chunk[1] == 5000 - index
+                assert rx.region.slot(chunk[0])[: chunk[1]] == bytes([index]) * chunk[1]
+                rx.consumed(chunk[0])
+            assert await rx.receive() is None
+    assert rx.fault is tx.fault is None
+
+
+async def test_ends_that_stand_still_notice_a_lost_link(rig: Rig) -> None:
+    pair = await linked(rig)
+    spec = EdgeSpec(EDGE, pair.near.node, pair.far.node, 5000, slots=2)
+    leases = ArenaLeases(Arena.create(1 << 20))
+    rx = RxEnd(spec, await leases.lease(spec), pair.far)
+    tx = TxEnd(spec, await leases.lease(spec), pair.near)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(rx.serve)
+            await nursery.start(tx.serve)
+            await trio.sleep(0.1)
+            await pair.back.close("enough")
+    assert rx.fault
+    assert tx.fault
 
 
 # ---- loss ----
