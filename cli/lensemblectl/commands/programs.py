@@ -56,7 +56,7 @@ def data(context: typer.Context) -> None:
 
     Example: lensemblectl data inspect arm-1.hdf5
     """
-    programs.become("lensemble_node.worker.training.dataset", context.args)
+    programs.become("lensemble_node.worker.training.survey", context.args)
 
 
 def simulate(context: typer.Context) -> None:

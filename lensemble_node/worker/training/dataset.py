@@ -76,6 +76,11 @@ class Dataset:
         return sum(self.lengths)
 
     @property
+    def observation_keys(self) -> tuple[str, ...]:
+        """The observation columns in use, in the order they are concatenated."""
+        return self._keys
+
+    @property
     def resident(self) -> bool:
         return self._resident is not None
 
@@ -252,9 +257,12 @@ class Dataset:
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(bad):
             row = int(bad[0])
+            at = int(np.flatnonzero(~np.isfinite(rows[row]))[0])
+            # Not the row's values: this sentence may travel to the coordinator.
+            kind = "NaN" if np.isnan(rows[row, at]) else "infinite"
             raise DatasetError(
                 f"{self.source.path}: {self._episodes[index].name} (index {index}) column {key!r} "
-                f"row {start + row} holds {rows[row].tolist()}, which is not finite"
+                f"row {start + row} is {kind} at component {at}"
             )
         return rows
 
