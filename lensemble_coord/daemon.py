@@ -95,9 +95,10 @@ async def serve(
                 reception = Reception(config, store, driver, rounds, journal)
                 await nursery.start(reception.run)
                 answers = Answers(config, store, driver, rounds, reception)
-                await nursery.start(
+                counts = await nursery.start(
                     server.serve, config.socket_path, answers.answer, answers.greeting
                 )
+                answers.observer.refused_by_socket = counts.refused
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
                 task_status.started(Serving(config, store, driver, rounds, answers))
                 await trio.sleep_forever()

@@ -1,6 +1,7 @@
 """What the coordinator tells about itself, put together from its parts when it is asked."""
 
 import resource
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Observer:
         self._rounds = rounds
         self._reception = reception
         self._since = trio.current_time()
+        self.refused_by_socket: Mapping[str, int] = {}
 
     def status(self) -> replies.CoordinatorStatus:
         """The whole status, from memory only, so that it answers while a round is busy."""
@@ -211,7 +213,7 @@ class Observer:
         )
 
     def _refused(self) -> dict[str, int]:
-        counts = dict(self._reception.refused)
+        counts = {**self._reception.refused, **self.refused_by_socket}
         for reason, count in self._driver.refused().items():
             counts[f"transport:{reason}"] = count
         if self._rounds.journal.dropped:

@@ -21,7 +21,6 @@ START_S = 30.0
 STOP_S = 5.0
 """What a daemon may take from SIGTERM to its exit."""
 
-LOOPBACK = ("127.0.0.1:0", "[::1]:0")
 QUICK = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.0}
 """For tests that are about something else than how a loss is noticed."""
 
@@ -156,7 +155,7 @@ class Federation:
         return Process(name, module, place)
 
     def _configure(self, process: Process, given: dict[str, Any]) -> None:
-        listen = {"addresses": LOOPBACK, **QUICK, **given.get("listen", {})}
+        listen = {**QUICK, **given.get("listen", {})}
         ctl = {"socket": str(process.socket)}
         process.config.write_text(toml({**given, "listen": listen, "ctl": ctl}))
 
