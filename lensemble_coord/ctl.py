@@ -242,7 +242,6 @@ class Answers:
             ticket=ticket.encode(invite),
             uses=request.uses,
             expires_in_s=request.ttl_s,
-            name=request.name,
             warnings=_address_warnings(addresses),
         )
 

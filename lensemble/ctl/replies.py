@@ -311,7 +311,6 @@ class Invited(_Fact, frozen=True, kw_only=True, tag=True):
     ticket: str
     uses: int
     expires_in_s: float
-    name: str | None = None
     warnings: tuple[str, ...] = ()
 
 

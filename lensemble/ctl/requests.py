@@ -74,8 +74,6 @@ class Round(_Request, frozen=True, kw_only=True, tag=True):
 class Invite(_Request, frozen=True, kw_only=True, tag=True):
     """Make a ticket; answered by ``Invited``."""
 
-    name: Label | None = None
-    """What to call whoever joins with it; default: what the node calls itself."""
     uses: Annotated[int, Meta(ge=1, le=4096)] = 1
     ttl_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 86_400.0
 

@@ -67,9 +67,6 @@ def init_node(
 
 
 def invite(
-    name: Annotated[
-        str | None, typer.Option(help="What to call the node that joins with it.")
-    ] = None,
     uses: Annotated[int, typer.Option(help="How many nodes it admits.", min=1, max=4096)] = 1,
     ttl: Annotated[str, typer.Option(help="How long it is good for: 90s, 30min, 24h, 7d.")] = "24h",
     socket: Socket = None,
@@ -81,7 +78,7 @@ def invite(
     Example: lensemblectl invite --ttl 2h --socket coord
     """
     with connect(socket, timeout) as client:
-        reply = client.ask(requests.Invite(name=name, uses=uses, ttl_s=_seconds(ttl)))
+        reply = client.ask(requests.Invite(uses=uses, ttl_s=_seconds(ttl)))
     if json or not isinstance(reply, replies.Invited):
         put_json(reply)
         return
