@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from lensemble.errors import ArtifactError, ConfigError, DatasetError, EvaluationError
+from lensemble.errors import (
+    ArtifactError,
+    ConfigError,
+    DatasetError,
+    EvaluationError,
+    StorageError,
+)
 from lensemble.params import parameter_digest
 from lensemble.workload import Inner, Workload, initial_parameters, layout
 from lensemble_node.worker.training import baseline, evaluate
@@ -120,9 +126,24 @@ def test_commands_warm_start_train_alone_and_score(
     answers = json.loads(capsys.readouterr().out)
     assert [a["parameters"] for a in answers] == [str(start), str(alone)]
     assert set(answers[0]["mix"]) == {"latent", "state5", "linear_r2", "std"}
-    assert set(answers[0]["domains"]) == {"heldout-0", "heldout-1"}
+    assert set(answers[0]["domains"]) == {str(folder / f"heldout-{i}.h5") for i in range(2)}
     evaluate.main([*common, *pairs, "--parameters", str(start)])
     assert "state5" in capsys.readouterr().out
+
+
+def test_commands_end_with_a_reason(
+    folder: Path, toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--workload", str(toml)]
+    pair = ["--train", str(folder / "node0.h5"), "--heldout", str(folder / "heldout-0.h5")]
+    missing = str(tmp_path / "none.f32")
+    assert evaluate.main([*common, *pair, "--parameters", missing]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"Error: {missing}: No such file")
+    assert "\nTry: " in said
+    out = ["--out", str(tmp_path / "o.f32")]
+    assert baseline.main(["warmstart", *common, "--data", missing, *out]) == 1
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_local_training_follows_the_rounds_of_a_federation() -> None:
@@ -143,11 +164,14 @@ def test_workloads_and_parameters_are_read_strictly(toml: Path, tmp_path: Path) 
             read_workload(bad)
     with pytest.raises(ConfigError):
         read_workload(tmp_path / "none.toml")
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(StorageError, match=r"weights\.safetensors"):
         read_parameters(tmp_path, WORKLOAD)
+    for name in ("none.f32", "none.safetensors"):
+        with pytest.raises(StorageError, match=name):
+            read_parameters(tmp_path / name, WORKLOAD)
     short = tmp_path / "short.f32"
     short.write_bytes(b"\0" * 40)
-    with pytest.raises(ArtifactError, match="10 parameters, not 27480"):
+    with pytest.raises(ArtifactError, match="has 40 bytes; the workload's model has 109920"):
         read_parameters(short, WORKLOAD)
 
 

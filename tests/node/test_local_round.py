@@ -12,6 +12,7 @@ from lensemble.errors import (
     ContractViolation,
     DatasetError,
     GaugeError,
+    StorageError,
 )
 from lensemble.params import parameter_digest
 from lensemble.seeds import derive
@@ -151,6 +152,39 @@ def test_adopting_what_is_not_there_says_so(folder: Path, state: Path) -> None:
     trainer.discard(0)
     trainer.train(PRIOR, **worlds.order(WORKLOAD))
     assert not trainer.adopt(3)
+
+
+def test_adopting_twice_changes_nothing(folder: Path, state: Path) -> None:
+    trainer = worlds.trainer(WORKLOAD, folder, state)
+    trainer.train(PRIOR, **worlds.order(WORKLOAD))
+    assert trainer.adopt(0)
+    files = worlds.tree(state)
+    assert trainer.adopt(0)
+    assert worlds.trainer(WORKLOAD, folder, state).adopt(0)
+    assert worlds.tree(state) == files
+
+
+def test_a_disk_that_refuses_is_named_and_leaves_nothing_half_done(
+    folder: Path, state: Path
+) -> None:
+    trainer = worlds.trainer(WORKLOAD, folder, state)
+    shutil.rmtree(state / "release")
+    (state / "release").write_text("in the way")
+    with pytest.raises(StorageError, match=str(state)):
+        trainer.train(PRIOR, **worlds.order(WORKLOAD))
+    (state / "release").unlink()
+    done = worlds.trainer(WORKLOAD, folder, state).train(PRIOR, **worlds.order(WORKLOAD))
+    assert not done.reused
+
+
+def test_what_is_kept_is_for_this_user_only(folder: Path, state: Path) -> None:
+    trainer = worlds.trainer(WORKLOAD, folder, state)
+    trainer.train(PRIOR, **worlds.order(WORKLOAD))
+    trainer.adopt(0)
+    trainer.train(later(), **worlds.order(WORKLOAD, 1))
+    modes = {path: path.stat().st_mode & 0o077 for path in state.rglob("*")}
+    assert modes
+    assert not any(modes.values())
 
 
 def test_a_crash_at_any_file_of_adopting_ends_adopted(folder: Path, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
 from tests.node import worlds
 
-WORKLOAD = worlds.small().model_copy(update={"objective": Objective(lambda_anc=0.5, probe_hash="0" * 64)})
+ANCHORED = Objective(lambda_anc=0.5, probe_hash="0" * 64)
+WORKLOAD = worlds.small().model_copy(update={"objective": ANCHORED})
 START = initial_parameters(WORKLOAD)
 
 
@@ -88,3 +90,16 @@ def test_training_with_an_anchor_needs_the_pinned_probe(
     assert anchored.l2_norm != plain.l2_norm
     with pytest.raises(ConfigError):
         Trainer(worlds.noop(), None, tmp_path / "c", "n0", 1).pin(path, made.digest)
+
+
+def test_command_makes_the_probe_that_a_workload_names(
+    folder: Path, made: probe.Probe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms, out = tmp_path / "w.json", tmp_path / "probe.safetensors"
+    terms.write_bytes(WORKLOAD.canonical())
+    common = ["--workload", str(terms), "--data", str(folder / "public.h5"), "--out", str(out)]
+    assert probe.main([*common, "--landmarks", "20"]) == 0
+    assert json.loads(capsys.readouterr().out)["probe_hash"] == made.digest
+    assert probe.read(out).digest == made.digest
+    assert probe.main([*common, "--landmarks", "7"]) == 1
+    assert "Error: 7 landmarks" in capsys.readouterr().err

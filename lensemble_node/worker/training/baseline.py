@@ -7,6 +7,7 @@ seed and writes what round 0 starts from.
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from lensemble.params import FlatParameters, parameter_digest
 from lensemble.seeds import derive, sketch
 from lensemble.workload import Workload, initial_parameters, layout
 from lensemble_node.worker.training.arguments import (
+    RAW,
     THREADS,
     WEIGHTS,
+    ending_well,
     read_parameters,
     read_workload,
     world_task,
@@ -78,7 +81,7 @@ def warm_start(workload: Workload, data: Path, steps: int) -> FlatParameters:
 
 def write_parameters(path: Path, workload: Workload, flat: FlatParameters) -> None:
     """``flat`` as ``.f32`` (raw, little-endian), else as safetensors named by the layout."""
-    if path.suffix == ".f32":
+    if path.suffix == RAW:
         write_atomically(path, flat.astype("<f4").tobytes())
         return
     where = layout(workload)
@@ -115,8 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> None:
-    given = _parser().parse_args(arguments)
+def _train(given: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     workload = read_workload(given.workload)
     if given.mode == "local":
@@ -130,5 +132,11 @@ def main(arguments: list[str] | None = None) -> None:
     print(json.dumps({"parameters": str(out), "digest": digest}))  # noqa: T201  # its answer
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    given = _parser().parse_args(arguments)
+    return ending_well(lambda: _train(given))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

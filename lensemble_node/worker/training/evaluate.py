@@ -13,6 +13,7 @@ cannot be gamed by a shrinking latent.  The decoder is fitted offline on the tra
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from lensemble.seeds import derive
 from lensemble.workload import Workload
 from lensemble_node.worker.training.arguments import (
     THREADS,
+    ending_well,
     read_parameters,
     read_workload,
     world_task,
@@ -202,7 +204,7 @@ def _ratio(guess: Floats, truth: Floats, nothing: Floats) -> float:
     return float(np.square(guess - truth).sum() / np.square(nothing - truth).sum())
 
 
-def main(arguments: list[str] | None = None) -> None:
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m lensemble_node.worker.training.evaluate", description=__doc__
     )
@@ -214,17 +216,21 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if len(given.train) != len(given.heldout):
         parser.error("give as many --train as --heldout, in the same order")
+    return given
+
+
+def _evaluate(given: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     workload = read_workload(given.workload)
-    pairs = zip(given.train, given.heldout, strict=True)
+    pairs = list(zip(given.train, given.heldout, strict=True))
     evaluator = Evaluator(workload, [Domain.read(*pair, workload) for pair in pairs])
     answers = []
     for path in given.parameters:
         scores = evaluator.score(read_parameters(path, workload))
-        answers.append({"parameters": str(path), "mix": asdict(Scores.mean(scores))})
-        answers[-1]["domains"] = {
-            heldout.stem: asdict(s) for heldout, s in zip(given.heldout, scores, strict=True)
-        }
+        each = {str(heldout): asdict(s) for (_, heldout), s in zip(pairs, scores, strict=True)}
+        answers.append(
+            {"parameters": str(path), "mix": asdict(Scores.mean(scores)), "domains": each}
+        )
     if given.json:
         print(json.dumps(answers))  # noqa: T201  # this command's answer
         return
@@ -232,5 +238,11 @@ def main(arguments: list[str] | None = None) -> None:
         print(answer["parameters"], answer["mix"])  # noqa: T201  # this command's answer
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    given = _parsed(arguments)
+    return ending_well(lambda: _evaluate(given))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from lensemble import files
 from lensemble.errors import ArtifactError, CheckpointIntegrityError
 from lensemble.ids import Digest
 from lensemble.secagg.field import FieldVector
-from lensemble_node.worker.training.storage import PART, sync_directory, write_atomically
+from lensemble_node.worker.training.storage import PART, write_atomically
 
 HEAD, OPTIMIZER, CURSOR = "head.safetensors", "optimizer.safetensors", "cursor.json"
 _FILES = (HEAD, OPTIMIZER, CURSOR)
@@ -56,18 +57,23 @@ class Sidecar(msgspec.Struct, frozen=True):
 
 
 class LocalStore:
-    """The files under one state directory."""
+    """The files under one state directory.
+
+    Raises:
+        StorageError: from here and every method that writes: the file system refuses.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self._local = state_dir / "local"
         self._releases = state_dir / "release"
-        self._local.mkdir(parents=True, exist_ok=True)
-        self._releases.mkdir(parents=True, exist_ok=True)
-        for path in (*self._local.iterdir(), *self._releases.iterdir()):
-            if path.name.endswith(PART):
-                _remove(path)
-            elif path.name.startswith("adopt-"):
-                self._move_in(path)
+        with files.storage(state_dir):
+            for place in (self._local, self._releases):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (*self._local.iterdir(), *self._releases.iterdir()):
+                if path.name.endswith(PART):
+                    _remove(path)
+                elif path.name.startswith("adopt-"):
+                    self._move_in(path)
 
     # ---- this node's own state ----
 
@@ -92,39 +98,52 @@ class LocalStore:
         """Put down the candidate of the cursor's round, whole or not at all."""
         place = self._pending(cursor.round_index)
         part = place.with_name(place.name + PART)
-        for old in (part, place):
-            _remove(old)
-        part.mkdir()
-        write_atomically(part / HEAD, save(head))
-        write_atomically(part / OPTIMIZER, save(optimizer))
-        write_atomically(part / CURSOR, msgspec.json.encode(cursor))
-        part.rename(place)
-        sync_directory(self._local)
+        with files.storage(place):
+            for old in (part, place):
+                _remove(old)
+            part.mkdir(mode=0o700)
+            write_atomically(part / HEAD, save(head))
+            write_atomically(part / OPTIMIZER, save(optimizer))
+            write_atomically(part / CURSOR, msgspec.json.encode(cursor))
+            part.rename(place)
+            files.flush_directory(self._local)
 
     def adopt(self, round_index: int) -> bool:
-        """Make the candidate of ``round_index`` this node's state; False when there is none."""
+        """Make the candidate of ``round_index`` this node's state; repeating it changes nothing.
+
+        False when there is neither the candidate nor a state that it became.
+        """
         place = self._pending(round_index)
-        found = place.is_dir()
-        if found:
-            decided = self._local / f"adopt-{round_index}"
-            place.rename(decided)
-            sync_directory(self._local)
-            self._move_in(decided)
-        self.clear()
-        return found
+        with files.storage(self._local):
+            if place.is_dir():
+                decided = self._local / f"adopt-{round_index}"
+                place.rename(decided)
+                files.flush_directory(self._local)
+                self._move_in(decided)
+            self.clear()
+            return self._adopted() == round_index
+
+    def _adopted(self) -> int:
+        try:
+            raw = (self._local / CURSOR).read_bytes()
+            return msgspec.json.decode(raw, type=Cursor).round_index
+        except (FileNotFoundError, msgspec.DecodeError):
+            return Cursor().round_index
 
     def discard(self, round_index: int) -> None:
         """Remove candidate and released vector of ``round_index``."""
-        self._sidecar_path(round_index).unlink(missing_ok=True)
-        _remove(self.vector_path(round_index))
-        _remove(self._pending(round_index))
+        with files.storage(self._local):
+            self._sidecar_path(round_index).unlink(missing_ok=True)
+            _remove(self.vector_path(round_index))
+            _remove(self._pending(round_index))
 
     def clear(self) -> None:
         """Remove every candidate and every released vector."""
-        for path in self._local.glob("pending-*"):
-            _remove(path)
-        for path in self._releases.iterdir():
-            _remove(path)
+        with files.storage(self._local):
+            for path in self._local.glob("pending-*"):
+                _remove(path)
+            for path in self._releases.iterdir():
+                _remove(path)
 
     def _pending(self, round_index: int) -> Path:
         return self._local / f"pending-{round_index}"
@@ -133,7 +152,7 @@ class LocalStore:
         for name in _FILES:
             if (decided / name).exists():
                 (decided / name).replace(self._local / name)
-        sync_directory(self._local)
+        files.flush_directory(self._local)
         _remove(decided)
 
     # ---- the released vector ----

@@ -4,7 +4,10 @@ Its hash covers points, landmark indices and targets.  A round names the hash; a
 hashes otherwise does not train with an anchor.
 """
 
+import argparse
 import hashlib
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +20,14 @@ from safetensors.numpy import save
 from lensemble.errors import ProbeError
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters
-from lensemble.workload import Workload
-from lensemble_node.worker.training.arguments import world_task
+from lensemble.workload import Workload, initial_parameters
+from lensemble_node.worker.training.arguments import (
+    THREADS,
+    ending_well,
+    read_parameters,
+    read_workload,
+    world_task,
+)
 from lensemble_node.worker.training.dataset import open_dataset
 from lensemble_node.worker.training.model import WorldModel
 from lensemble_node.worker.training.objective import Landmarks
@@ -26,6 +35,7 @@ from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.storage import write_atomically
 
 _TAG = b"lensemble/probe/v1\x00"
+DEFAULT_LANDMARKS = 256
 _NAMES = ("points", "landmarks", "targets")
 
 
@@ -134,3 +144,31 @@ def read(path: Path) -> Probe:
     ):
         raise ProbeError(f"probe {path} is inconsistent: its arrays do not belong together")
     return Probe(points, landmarks, targets)
+
+
+def _build(given: argparse.Namespace) -> None:
+    torch.set_num_threads(THREADS)
+    workload = read_workload(given.workload)
+    start = read_parameters(given.start, workload) if given.start else initial_parameters(workload)
+    made = build(DataSource(given.data), workload, start, given.landmarks)
+    made.write(given.out)
+    print(json.dumps({"probe": str(given.out), "probe_hash": made.digest}))  # noqa: T201  # answer
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lensemble_node.worker.training.probe",
+        description="Make a probe file and print the hash that a workload's `probe_hash` names.",
+    )
+    parser.add_argument("--workload", type=Path, required=True, help="TOML or canonical JSON")
+    parser.add_argument("--data", type=Path, required=True, help="public trajectories")
+    parser.add_argument("--start", type=Path, help="the warm start; default: the seed's")
+    parser.add_argument("--landmarks", type=int, default=DEFAULT_LANDMARKS)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    return ending_well(lambda: _build(given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

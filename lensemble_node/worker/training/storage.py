@@ -4,25 +4,30 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from lensemble import files
+
 PART = ".part"
 
 
 def write_atomically(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write ``pieces`` to ``path`` so that a crash leaves the old file or the new one."""
+    """Write ``pieces`` to ``path`` so that a crash leaves the old file or the new one.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
     part = path.with_name(path.name + PART)
-    with part.open("wb") as file:
-        for piece in (pieces,) if isinstance(pieces, bytes) else pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)
+    with files.storage(path):
+        try:
+            with open(part, "wb", opener=_private) as file:
+                file.writelines((pieces,) if isinstance(pieces, bytes) else pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        files.flush_directory(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make renames and removals within ``path`` durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
