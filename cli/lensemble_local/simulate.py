@@ -1,7 +1,7 @@
 """``lensemblectl simulate``: a whole federation in one process, over an in-process network.
 
-The coordinator and the nodes are the daemons' own code, given a memory driver instead of QUIC; workers
-are real child processes.  Nothing else differs from a federation over a network.
+The coordinator and the nodes are the daemons' own code, given a memory driver instead of QUIC;
+workers are real child processes.  Nothing else differs from a federation over a network.
 """
 
 import argparse
@@ -16,13 +16,15 @@ from pydantic import Field, Strict
 
 import lensemble_coord.daemon
 import lensemble_node.daemon
-from lensemble import identity, ticket
+from lensemble import identity, logs, ticket
 from lensemble.config import ConfigPath, Section, load
-from lensemble.errors import LensembleError
+from lensemble.errors import LensembleError, OperatorError
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training.coordinator import RunEnded
 from lensemble_node.config import NodeConfig
+from lensemble_node.participant import Member
+from lensemble_node.participation import Unable
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -63,16 +65,22 @@ async def simulate(
     rounds: int,
     network: MemoryNetwork,
 ) -> Simulated:
-    """Run ``rounds`` rounds of a federation in this process; returns once they have ended."""
+    """Run ``rounds`` rounds of a federation in this process; returns once they have ended.
+
+    Raises:
+        OperatorError: a node cannot take part, such as one without data, or is not configured.
+    """
     hub = network.driver(_identity(coordinator.state_dir).node)
     async with trio.open_nursery() as nursery:
         daemon = await nursery.start(lensemble_coord.daemon.serve, coordinator, hub)
+        members = []
         for config in nodes:
             spoke = network.driver(_identity(config.state_dir).node)
             await daemon.admit(spoke.node, config.name)
             joined = ticket.Membership(hub.node, hub.addresses(), daemon.federation, b"")
-            await nursery.start(lensemble_node.daemon.serve, config, spoke, joined)
-        await daemon.wait_for_nodes(len(nodes))
+            serving = await nursery.start(lensemble_node.daemon.serve, config, spoke, joined)
+            members.append(serving.member)
+        await _ready(daemon, members)
         outcome: RunEnded = await daemon.run_rounds(rounds)
         closed = daemon.closed_rounds
         digest = daemon.digest
@@ -87,9 +95,49 @@ async def simulate(
     )
 
 
+async def _ready(daemon: lensemble_coord.daemon.Serving, members: list[Member]) -> None:
+    """Wait until all nodes can be asked, or one says that it cannot take part."""
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(_watch, member)
+        await daemon.wait_for_nodes(len(members))
+        nursery.cancel_scope.cancel()
+
+
+async def _watch(member: Member) -> None:
+    while not isinstance(unable := member.state.worker, Unable):
+        await member.changed.wait()
+    raise OperatorError(f"{member.config.name}: {unable.reason}", unable.remediation)
+
+
 def _identity(state_dir: Path) -> identity.Identity:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     return identity.load_or_create(state_dir / "identity.key")
+
+
+async def _simulate_file(config: SimulationConfig, rounds: int) -> Simulated:
+    coordinator = load(config.coordinator, CoordinatorConfig)
+    nodes = [load(path, NodeConfig) for path in config.nodes]
+    return await simulate(coordinator, nodes, rounds, _network(config.network, coordinator, nodes))
+
+
+def _first(errors: BaseExceptionGroup[LensembleError]) -> LensembleError:
+    found: LensembleError | BaseExceptionGroup[LensembleError] = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _network(
+    weather: NetworkSection, coordinator: CoordinatorConfig, nodes: list[NodeConfig]
+) -> MemoryNetwork:
+    network = MemoryNetwork(weather.seed)
+    hub = _identity(coordinator.state_dir).node
+    for config in nodes:
+        between = network.between(hub, _identity(config.state_dir).node)
+        between.delay_s = weather.delay_ms / 1000
+        between.jitter_s = weather.jitter_ms / 1000
+    return network
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,15 +147,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=0, help="instead of the file's")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    logs.configure("warning", "auto")
+    outcome: list[Simulated | LensembleError] = []
     try:
         config = load(options.config, SimulationConfig)
-        coordinator = load(config.coordinator, CoordinatorConfig)
-        nodes = [load(path, NodeConfig) for path in config.nodes]
-        weather = config.network
-        network = MemoryNetwork(seed=weather.seed)
-        result = trio.run(simulate, coordinator, nodes, options.rounds or config.rounds, network)
-    except LensembleError as error:
-        sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
+        rounds = options.rounds or config.rounds
+        outcome.append(trio.run(_simulate_file, config, rounds))
+    except* LensembleError as errors:
+        outcome.append(_first(errors))
+    (result,) = outcome
+    if isinstance(result, LensembleError):
+        sys.stderr.write(f"Error: {result.message}\nTry: {result.remediation}\n")
         return EXIT_USAGE
     if options.json:
         sys.stdout.write(json.dumps(msgspec.to_builtins(result)) + "\n")
