@@ -10,6 +10,7 @@ import os
 from bisect import insort
 
 import msgspec
+from msgspec.structs import replace
 
 from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import ArenaExhausted, InvariantError
@@ -66,7 +67,7 @@ class Arena:
         self.nbytes = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, self.nbytes, mmap.MAP_SHARED)
         self._mapped = memoryview(self._map)
-        self._leased: list[Place] = []
+        self._leased: list[tuple[int, int]] = []  # where each begins and ends, in order
 
     @classmethod
     def create(cls, nbytes: int = DEFAULT_ARENA_BYTES) -> "Arena":
@@ -113,15 +114,15 @@ class Arena:
         self.check_fits(spec)
         wanted = Place(0, spec.capacity_bytes, spec.slots)
         offset = 0
-        for place in self._leased:
-            if place.offset - offset >= wanted.nbytes:
+        nbytes = wanted.nbytes
+        for begin, end in self._leased:
+            if begin - offset >= nbytes:
                 break
-            offset = place.offset + place.nbytes
-        if self.nbytes - offset < wanted.nbytes:
+            offset = end
+        if self.nbytes - offset < nbytes:
             return None
-        placed = Place(offset, spec.capacity_bytes, spec.slots)
-        insort(self._leased, placed)
-        return Region(self._mapped, placed)
+        insort(self._leased, (offset, offset + nbytes))
+        return Region(self._mapped, replace(wanted, offset=offset))
 
     def give_back(self, region: Region) -> None:
         """End a lease and take its pages away; nobody may use the region any more.
@@ -129,9 +130,10 @@ class Arena:
         Raises:
             InvariantError: the region is not leased from this arena.
         """
-        if region.place not in self._leased:
+        span = (region.offset, region.offset + region.nbytes)
+        if span not in self._leased:
             raise InvariantError(f"{region.place} is not leased")
-        self._leased.remove(region.place)
+        self._leased.remove(span)
         self._map.madvise(mmap.MADV_REMOVE, region.offset, region.nbytes)
 
     def close(self) -> None:
@@ -140,7 +142,7 @@ class Arena:
 
     def leased_bytes(self) -> int:
         """Address space that is leased now."""
-        return sum(place.nbytes for place in self._leased)
+        return sum(end - begin for begin, end in self._leased)
 
     def resident_bytes(self) -> int:
         """Memory the arena takes now, all mappings together."""

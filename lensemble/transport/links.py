@@ -69,7 +69,8 @@ class StreamSender:
             await self._raw.reset()
 
     async def lost(self) -> str:
-        return await self._raw.stopped()
+        reason = await self._raw.stopped()
+        return self._torn or reason
 
     async def _whole(self, call: Callable[..., Awaitable[None]], *args: object) -> None:
         """Make ``call``; unless it runs to its end, the stream is torn for the peer as well."""
