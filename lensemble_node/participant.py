@@ -367,7 +367,7 @@ class Member:
         self.supervisor.configure(
             signals.Configure(
                 workload=action.terms.workload,
-                federation=action.federation,
+                federation=action.terms.federation,
                 node=self.who.node,
                 state_dir=str(self.config.state_dir),
                 path=str(data.path),

@@ -326,7 +326,6 @@ class RunWorker(msgspec.Struct, frozen=True, tag=True):
     """Have a worker that is configured for ``terms``; answered by ``WorkerStarted``."""
 
     terms: Terms
-    federation: FederationId
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
@@ -540,7 +539,7 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
     )
     joined = Joined(target, joining.call, session, failures=joining.failures)
     worker, ordered = _closing(_for_terms(state.worker, terms), state.me, welcome.last)
-    run = () if worker_terms(state.worker) == terms else (RunWorker(terms, welcome.federation),)
+    run = () if worker_terms(state.worker) == terms else (RunWorker(terms),)
     first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target))
     return replace(state, worker=worker, membership=joined), (*first, *run, *ordered)
 
@@ -577,15 +576,23 @@ def _worker(state: State, event: WorkerSaid | WorkerStarted | WorkerLost) -> Ste
             return state, ()
         case WorkerLost(code, reason, remediation):
             return _unable(state, worker, attempt.WorkerLost(code, reason, remediation))
-        case WorkerSaid(signals.Configured() as facts):
-            return _able(state, worker, facts)
-        case WorkerSaid(signals.Closed(round=closed)):
+        case WorkerSaid(signal):
+            return _worker_said(state, worker, signal)
+
+
+def _worker_said(
+    state: State, worker: Starting | Able | Unable, signal: signals.Event
+) -> Step[State, Action]:
+    match signal:
+        case signals.Configured():
+            return _able(state, worker, signal)
+        case signals.Closed(round=closed):
             paid = worker.owed is not None and worker.owed.round <= closed
             return replace(state, worker=replace(worker, owed=None) if paid else worker), ()
-        case WorkerSaid(signals.Failed(round=None) as failed) if isinstance(worker, Starting):
-            lost = attempt.WorkerLost(failed.code, failed.message, failed.remediation)
+        case signals.Failed(round=None) if isinstance(worker, Starting):
+            lost = attempt.WorkerLost(signal.code, signal.message, signal.remediation)
             return _unable(state, worker, lost)
-        case WorkerSaid(signal) if isinstance(signal, attempt.Signal):
+        case _ if isinstance(signal, attempt.Signal):
             return _settle(*_feed(state, signal))
         case _:
             # The slot signals and Attached, Detached go to the provisioner.

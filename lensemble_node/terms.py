@@ -4,7 +4,7 @@ import msgspec
 from pydantic import ValidationError
 
 from lensemble.errors import ContractViolation, GaugeError, LensembleError, ProbeError
-from lensemble.ids import Digest
+from lensemble.ids import Digest, FederationId
 from lensemble.params import PARAMETER_BYTES
 from lensemble.seeds import sketch
 from lensemble.wire.messages import RoundOpen, Welcome
@@ -14,6 +14,7 @@ from lensemble.workload import Workload, layout
 class Terms(msgspec.Struct, frozen=True):
     """A workload that this node takes part in; ``workload`` is its canonical JSON."""
 
+    federation: FederationId
     workload: str
     config_hash: Digest
     layout_digest: Digest
@@ -57,6 +58,7 @@ def agree(welcome: Welcome, pinned: str = "") -> Terms:
             "Upgrade this node.",
         )
     return Terms(
+        welcome.federation,
         workload.canonical().decode(),
         workload.digest,
         where.digest,

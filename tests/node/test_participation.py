@@ -188,7 +188,7 @@ def test_a_node_dials_joins_and_runs_its_worker() -> None:
     actions = play.hear(welcome())
     known = participation.Target(TARGET.node, TARGET.addresses, FEDERATION)
     run = next(action for action in actions if isinstance(action, RunWorker))
-    assert (run.terms.config_hash, run.federation) == (WORKLOAD.digest, FEDERATION)
+    assert (run.terms.config_hash, run.terms.federation) == (WORKLOAD.digest, FEDERATION)
     assert CancelTimer("join") in actions
     assert Remember(known) in actions
 

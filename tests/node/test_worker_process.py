@@ -10,7 +10,7 @@ import pytest
 
 from lensemble import blob
 from lensemble.params import parameter_digest
-from lensemble.workload import Workload
+from lensemble.workload import NoopTask, Workload
 from lensemble_node import signals
 from tests.node.worker_process import (
     FEDERATION,
@@ -209,3 +209,54 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     ready, _, _ = select.select([pidfd], [], [], 5)
     os.close(pidfd)
     assert ready
+
+
+def test_learning_late_that_a_round_counted_keeps_the_one_in_flight(tmp_path: Path) -> None:
+    with worker(tmp_path) as w:
+        w.configure()
+        w.attach()
+        digest = w.fetch((0, 0), warm_start(w.workload))
+        w.train((0, 0), digest)
+        w.tell(signals.Close(round=0, digest=digest, adopt=True))
+        assert w.hear() == signals.Closed(round=0, adopted=True)
+        first = w.train((1, 0), digest)
+    with worker(tmp_path) as w:
+        w.configure()
+        w.attach()
+        # A returning node is told again of the newest committed round.
+        w.tell(signals.Close(round=0, digest=digest, adopt=True))
+        assert w.hear() == signals.Closed(round=0, adopted=True)
+        w.fetch((1, 1), warm_start(w.workload))
+        again = w.train((1, 1), digest)
+        assert again.reused
+        assert again.digest == first.digest
+
+
+def test_what_a_newer_round_asks_for_ends_the_older_work(tmp_path: Path) -> None:
+    slow = Workload(name="noop", task=NoopTask(parameters=1000, step_seconds=0.05))
+    with worker(tmp_path, slow) as w:
+        w.configure()
+        w.attach()
+        digest = w.fetch((0, 0), warm_start(slow))
+        w.tell(w.train_command((0, 0), digest))
+        # The first report comes after half a second: by then it trains.
+        assert isinstance(w.hear(), signals.Worked)
+        w.tell(
+            signals.Close(round=0, digest="3" * 64, adopt=False),
+            signals.Bind(round=1, attempt=0, prior_digest="4" * 64),
+        )
+        said = [w.hear(), w.hear()]
+        assert signals.Closed(round=0, adopted=False) in said
+        assert signals.Bound(round=1, attempt=0, holds_bytes=0) in said
+
+
+def test_a_stop_ends_training_at_once(tmp_path: Path) -> None:
+    slow = Workload(name="noop", task=NoopTask(parameters=1000, step_seconds=0.05))
+    with worker(tmp_path, slow) as w:
+        w.configure()
+        w.attach()
+        digest = w.fetch((0, 0), warm_start(slow))
+        w.tell(w.train_command((0, 0), digest))
+        assert isinstance(w.hear(), signals.Worked)
+        w.tell(w.train_command((0, 1), digest), signals.Stop())
+        assert w.end()[0] == 0

@@ -120,8 +120,15 @@ class LocalStore:
                 place.rename(decided)
                 files.flush_directory(self._local)
                 self._move_in(decided)
-            self.clear()
+            self._clear_through(round_index)
             return self._adopted() == round_index
+
+    def _clear_through(self, round_index: int) -> None:
+        """Remove what this round and older ones left; a later one may be in flight already."""
+        for path in (*self._local.glob("pending-*"), *self._releases.glob("round-*")):
+            number = path.name.removeprefix("pending-").removeprefix("round-").split(".")[0]
+            if not number.isdecimal() or int(number) <= round_index:
+                _remove(path)
 
     def _adopted(self) -> int:
         try:
