@@ -64,12 +64,15 @@ def test_a_collapsed_latent_shows_in_std_and_r2_and_not_as_success(
 ) -> None:
     flat = warm.copy()
     views = layout(WORKLOAD).views(flat)
-    views["encoder.output.weight"][...] *= 1e-4
-    views["encoder.output.weight"][1:] = 0
-    scores = Scores.mean(Evaluator(WORKLOAD, domains).score(flat))
+    views["encoder.output.weight"][...] *= 1e-3
+    healthy, scores = (
+        Scores.mean(Evaluator(WORKLOAD, domains).score(each)) for each in (warm, flat)
+    )
+    assert healthy.std > 0.3
+    assert healthy.linear_r2 > 0.7
     assert scores.std < 0.1
     assert scores.linear_r2 < 0.5
-    assert scores.state5 > 0.5
+    assert scores.state5 > healthy.state5
 
 
 def test_parameters_that_are_not_finite_are_refused(domains: list[Domain]) -> None:
@@ -82,10 +85,13 @@ def test_parameters_that_are_not_finite_are_refused(domains: list[Domain]) -> No
 def test_decoders_recover_linear_and_bent_states() -> None:
     draw = np.random.Generator(np.random.Philox(0))
     states = draw.uniform(-2, 2, (3000, 3)).astype(np.float32)
-    straight = states @ draw.normal(size=(3, 5)).astype(np.float32) * 0.01 + 3
+    straight = states @ draw.normal(size=(3, 5)).astype(np.float32) + 3
     bent = np.concatenate([np.tanh(states), states**3 * 0.1], axis=1)
     linear = Decoder(straight[:2000], states[:2000], 0, 1)
     assert np.abs(linear(straight[2000:]) - states[2000:]).max() < 0.05
+    shrunk = straight * np.float32(1e-3)
+    nothing = Decoder(shrunk[:2000], states[:2000], 0, 1)(shrunk[2000:])
+    assert np.square(nothing - states[2000:]).mean() > 0.5 * states.var()
     curved = Decoder(bent[:2000], states[:2000], 256, 1)
     errors = np.square(curved(bent[2000:]) - states[2000:]).mean()
     assert errors < 0.01 * states.var()

@@ -7,7 +7,7 @@ first two, and both are 1 for predicting no change:
 ``latent``: one-step error of the latent over that of predicting no change.
 ``state5``: five steps open loop, decoded to the observed state, over predicting no change there; it
 cannot be gamed by a shrinking latent.  The decoder is fitted offline on the training files.
-``linear_r2``: observed state from the latent by least squares, on held-out data.
+``linear_r2``: observed state from the latent by ridge regression, on held-out data.
 ``std``: square root of the mean latent variance.
 """
 
@@ -109,11 +109,15 @@ class Domain:
 
 
 class Decoder:
-    """Latent to state by ridge regression, linear or on random rectified features."""
+    """Latent to state by ridge regression: linear, or with random rectified ``features``.
+
+    With features, latents are standardised first, so that their scale does not matter.  Linear,
+    they are taken as they are: of a latent that has shrunk to nothing, nothing is read.
+    """
 
     def __init__(self, latents: Floats, states: Floats, features: int, seed: int) -> None:
         self._mean = latents.mean(axis=0)
-        self._scale = latents.std(axis=0) + 1e-6
+        self._scale = latents.std(axis=0) + 1e-6 if features else np.float32(1.0)
         draw = np.random.Generator(np.random.Philox(seed))
         self._project = draw.standard_normal((latents.shape[1], features)).astype(np.float32)
         self._shift = draw.uniform(-2, 2, features).astype(np.float32)
