@@ -97,6 +97,13 @@ def _create(table: str) -> str:
     return f"CREATE TABLE {table} ({', '.join(columns)})"
 
 
+def _schema_rows(table: str) -> Iterator[tuple[str, str, str, str | None]]:
+    """What SQLite's own schema table holds of ``table``; an integer key needs no index."""
+    yield "table", table, table, _create(table)
+    if not any(column.endswith("INTEGER PRIMARY KEY") for column in TABLES[table]):
+        yield "index", f"sqlite_autoindex_{table}_1", table, None
+
+
 def seal(table: str, values: Sequence[Value]) -> str:
     """SHA-256, hex, over a domain tag, the table's name and the values in column order."""
     # A damaged cell may come back as bytes, which no row has: any text for them will not match.
@@ -158,12 +165,13 @@ class SealedTables:
             )
         if version < SCHEMA_VERSION:
             raise LedgerIntegrityError(f"{self.path} has the schema {version}, which never was")
-        stored = dict(
-            self._connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+        stored = set(
+            self._connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
         )
-        for table in {*TABLES, *stored}:
-            if table not in TABLES or stored.get(table) != _create(table):
-                raise LedgerIntegrityError(f"{self.path}: table {table} is not defined as written")
+        wrong = stored ^ {row for table in TABLES for row in _schema_rows(table)}
+        if wrong:
+            names = ", ".join(sorted({str(row[1]) for row in wrong}))
+            raise LedgerIntegrityError(f"{self.path}: table {names} is not defined as written")
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
