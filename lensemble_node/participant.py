@@ -15,7 +15,7 @@ from lensemble.actor import Timers, run_machine
 from lensemble.edge.arena import Arena
 from lensemble.errors import WorkerFault
 from lensemble.identity import Identity
-from lensemble.ids import Digest, EdgeId
+from lensemble.ids import Digest, EdgeId, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.ticket import Membership
@@ -30,6 +30,7 @@ from lensemble_node.participation import Assigned, Quit
 from lensemble_node.provisioner import Provisioner
 from lensemble_node.quiet import Quiet
 from lensemble_node.supervisor import Supervisor
+from lensemble_node.terms import Terms
 
 INBOX_EVENTS = 1024
 JITTER = 0.5
@@ -363,20 +364,7 @@ class Member:
     # ---- the worker ----
 
     def _run_worker(self, action: participation.RunWorker) -> None:
-        data = self.config.data
-        self.supervisor.configure(
-            signals.Configure(
-                workload=action.terms.workload,
-                federation=action.terms.federation,
-                node=self.who.node,
-                state_dir=str(self.config.state_dir),
-                path=str(data.path),
-                observation_keys=data.observation_keys,
-                embodiment=data.embodiment,
-                probe="" if data.probe is None else str(data.probe),
-                threads=self.config.worker.threads,
-            )
-        )
+        self.supervisor.configure(configuration(self.config, action.terms, self.who.node))
 
     def _order(self, command: signals.Command) -> None:
         if isinstance(command, signals.Close) and command.adopt:
@@ -389,6 +377,22 @@ class Member:
         self.refused[reason] += 1
         if self._quiet.may_say("refused", f"{reason}: {detail}", trio.current_time()):
             self._log.warning("message.refused", code=reason, reason=detail)
+
+
+def configuration(config: NodeConfig, terms: Terms, node: NodeId) -> signals.Configure:
+    """What a worker of ``node`` needs to know to work for ``terms``."""
+    data = config.data
+    return signals.Configure(
+        workload=terms.workload,
+        federation=terms.federation,
+        node=node,
+        state_dir=str(config.state_dir),
+        path=str(data.path),
+        observation_keys=data.observation_keys,
+        embodiment=data.embodiment,
+        probe="" if data.probe is None else str(data.probe),
+        threads=config.worker.threads,
+    )
 
 
 def _target(belongs: Membership) -> participation.Target:

@@ -45,7 +45,12 @@ class _Halted(Exception):
 
 
 class Desk:
-    """Everything a configured worker works with."""
+    """Everything a configured worker works with.
+
+    Raises:
+        ContractViolation: not a workload of this build.
+        LensembleError: data or probe that cannot be used; see ``Trainer``.
+    """
 
     def __init__(self, configure: signals.Configure) -> None:
         try:
@@ -54,6 +59,7 @@ class Desk:
             raise ContractViolation(f"not a workload of this build: {error}") from error
         state_dir = Path(configure.state_dir)
         self.federation = FederationId(configure.federation)
+        self.workload = workload
         self.layout: ParamLayout = layout(workload)
         self.steps = workload.inner.steps
         self.trainer = Trainer(
