@@ -23,6 +23,9 @@ A, B = "a" * 64, "b" * 64
 FENCE = {"federation": "f" * 32, "epoch": 3}
 OF_ROUND = {**FENCE, "round": 7, "attempt": 1}
 SIGNATURE = bytes(64)
+KEYS = m.MaskKeys(mask_key=bytes(32), share_key=b"1" * 32, self_commitment=b"2" * 32)
+MEMBER = m.RosterEntry(node=A, dataset_root=B, keys=KEYS, signature=SIGNATURE)
+SEALED = m.Envelope(dealer=B, sealed=bytes(92), commitments=bytes(64))
 STATE = EdgeSpec(EdgeId(1), NodeId(A), NodeId(B), 1 << 20)
 UPDATE = EdgeSpec(EdgeId(MAX_EDGE_ID), NodeId(B), NodeId(A), MAX_CAPACITY_BYTES, MAX_SLOTS)
 
@@ -39,10 +42,11 @@ FROM_NODE: list[m.FromNode] = [
         dataset_root=A,
         episodes=0,
         holds_bytes=1 << 40,
-        mask_key=bytes(32),
-        share_key=bytes(32),
+        keys=KEYS,
         signature=SIGNATURE,
     ),
+    m.Shares(**OF_ROUND, commitments=bytes(128), sealed=(bytes(92),)),
+    m.UnmaskAnswer(**OF_ROUND, shares=bytes(96), signature=SIGNATURE),
     m.Progress(**OF_ROUND, phase="training", done=3, total=50),
     m.Update(**OF_ROUND, digest=A, nbytes=4, dataset_root=B, reused=False, signature=SIGNATURE),
     m.Update(
@@ -88,7 +92,10 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     m.Teardown(**FENCE, edges=(1,)),
     OPENING,
     replace(OPENING, probe_hash=A, landmark_hashes=(A, B)),
+    m.Roster(**OF_ROUND, members=(MEMBER, replace(MEMBER, node=B)), threshold=2),
     m.Collect(**OF_ROUND, roster=(A, B), send_within_s=600.0),
+    m.Collect(**OF_ROUND, roster=(A, B), send_within_s=600.0, envelopes=(SEALED,)),
+    m.UnmaskRequest(**OF_ROUND, survivors=(A, B)),
     m.RoundClose(**OF_ROUND, outcome="closed", digest=A, contributors=(A, B)),
     m.RoundClose(**OF_ROUND, outcome="aborted", digest=A, code="x", reason="y", retries=True),
 ]
@@ -164,7 +171,9 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "l2_norm": st.none() | st.floats(allow_nan=False),
     "loss": st.none() | st.floats(allow_nan=False),
     "signature": st.binary(min_size=64, max_size=64),
-    "mask_key": st.none() | st.binary(min_size=32, max_size=32),
+    "commitments": st.binary(max_size=64),
+    "shares": st.binary(max_size=64),
+    "survivors": st.lists(HASHES, max_size=5).map(tuple),
     "workload": st.binary(max_size=4096),
     "done": COUNTS,
     "speaks": st.tuples(st.integers(0, 99), st.integers(0, 99)),
@@ -275,7 +284,10 @@ SAMPLE = {name(message): message for message, _ in SAMPLES}
         ("Commitment", "dataset_root", "\u0660" * 64),
         ("Commitment", "signature", bytes(63)),
         ("Commitment", "signature", bytes(65)),
-        ("Commitment", "mask_key", bytes(31)),
+        ("Commitment", "keys", {"type": "MaskKeys", "mask_key": bytes(31)}),
+        ("Shares", "sealed", [bytes(91)]),
+        ("Roster", "threshold", 0),
+        ("UnmaskAnswer", "shares", bytes((1 << 13) + 1)),
         ("Commitment", "round", "7"),
         ("Progress", "phase", "sleeping"),
         ("Update", "digest", None),
@@ -499,12 +511,12 @@ def test_signed_bytes_are_fixed() -> None:
     assert m.commitment_payload("f" * 32, 7, 1, A, B) == (
         b"lensemble/commitment/v1\x00"
         b'{"attempt":1,"config_hash":"' + B.encode() + b'","dataset_root":"' + A.encode() + b'",'
-        b'"federation":"' + b"f" * 32 + b'","round":7}'
+        b'"federation":"' + b"f" * 32 + b'","keys":"","round":7}'
     )
     assert m.update_payload("f" * 32, 7, 1, A, B) == (
         b"lensemble/update/v1\x00"
         b'{"attempt":1,"dataset_root":"' + A.encode() + b'","digest":"' + B.encode() + b'",'
-        b'"federation":"' + b"f" * 32 + b'","round":7}'
+        b'"federation":"' + b"f" * 32 + b'","keys":"","round":7}'
     )
 
 
