@@ -139,9 +139,14 @@ class Turned(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The attempt is over; ``retries``: the same work will be asked for again at once."""
+    """The attempt is over.
+
+    ``retries``: the same work will be asked for again at once.  ``counted``: our update is in, so
+    the whole blob has arrived, even if the worker's word of it is still on its way.
+    """
 
     retries: bool
+    counted: bool = False
 
 
 class Interrupted(msgspec.Struct, frozen=True, tag=True):
@@ -238,6 +243,8 @@ def transition(state: State, event: Event) -> Step[State, Action]:
     match event:
         case Opened() | Objected():
             return _begin(state, event)
+        case Ended(counted=True):
+            return Idle(), ()
         case Ended(retries):
             return Idle(), _abandon(state, continues=retries)
         case Interrupted():

@@ -23,7 +23,7 @@ from lensemble.transport.driver import Driver, LinkFacts
 from lensemble.transport.ends import ArenaLeases
 from lensemble.version import BUILD
 from lensemble.wire import codec, messages
-from lensemble_node import egress, home, participation, provision, signals, supervisor
+from lensemble_node import attempt, egress, home, participation, provision, signals, supervisor
 from lensemble_node.call import Call
 from lensemble_node.config import NodeConfig
 from lensemble_node.participation import Assigned, Quit
@@ -84,9 +84,7 @@ class Member:
             backoff_max_s=worker.restart_backoff_max_s,
         )
         self.supervisor = Supervisor(launch, self._hear_worker)
-        self.provisioner = Provisioner(
-            driver, ArenaLeases(arena), self.supervisor.command, self._hear
-        )
+        self.provisioner = Provisioner(driver, ArenaLeases(arena), self.supervisor, self._hear)
         self.state = participation.State(
             participation.Me(
                 node=who.node,
@@ -197,8 +195,29 @@ class Member:
                 self.since[name] = trio.current_time()
                 if name == "attempt":
                     self.progress = None
+                    self._say_where(_attempt(state))
         self.changed.set()
         self.changed = trio.Event()
+
+    def _say_where(self, now: attempt.State | None) -> None:
+        """One line for each step of a round that an operator may want to see."""
+        match now:
+            case attempt.Training() | attempt.Sending() | attempt.Sent():
+                self._log.info(
+                    f"round.{type(now).__name__.lower()}",
+                    round=now.open.round,
+                    attempt=now.open.attempt,
+                )
+            case attempt.Withdrawn(code=code, reason=reason):
+                self._log.warning(
+                    "round.withdrawn",
+                    round=now.open.round,
+                    attempt=now.open.attempt,
+                    code=code,
+                    reason=reason,
+                )
+            case _:
+                return
 
     # ---- from action to IO ----
 
@@ -227,6 +246,8 @@ class Member:
                 self._run_worker(action)
             case participation.Order(command=command):
                 self._order(command)
+            case participation.EndWorker(reason=reason):
+                self.supervisor.end(reason)
             case participation.Count(reason=reason, detail=detail):
                 self._count(reason, detail)
             case ArmTimer():
@@ -375,7 +396,7 @@ class Member:
 
     def _count(self, reason: str, detail: str) -> None:
         self.refused[reason] += 1
-        if self._quiet.may_say("refused", f"{reason}: {detail}", trio.current_time()):
+        if self._quiet.may_say(f"refused: {reason}", reason, trio.current_time()):
             self._log.warning("message.refused", code=reason, reason=detail)
 
 
@@ -410,6 +431,6 @@ def _parts(
     }
 
 
-def _attempt(state: participation.State) -> object:
+def _attempt(state: participation.State) -> attempt.State | None:
     joined = state.membership
     return joined.attempt if isinstance(joined, participation.Joined) else None

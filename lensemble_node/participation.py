@@ -26,7 +26,10 @@ SETTLED_S = 5.0
 REFUSED_DELAY_S = 60.0
 """Between two tries after an answer that trying again will not change by itself."""
 
-REDIAL, JOIN, SETTLED = "redial", "join", "settled"
+BIND_TIMEOUT_S = 120.0
+"""A worker that has not even looked up what it holds by then is wedged."""
+
+REDIAL, JOIN, SETTLED, BIND = "redial", "join", "settled", "bind"
 MAX_SENTENCE = 500
 
 
@@ -332,6 +335,12 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     command: signals.Command
 
 
+class EndWorker(msgspec.Struct, frozen=True, tag=True):
+    """Kill the process; the supervisor starts another."""
+
+    reason: str
+
+
 class Provide(msgspec.Struct, frozen=True, tag=True):
     pair: Pair
 
@@ -368,7 +377,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 
 
 OnEdges: TypeAlias = Provide | Withdraw | DropEdges | ForgetEdges
-Local: TypeAlias = RunWorker | Order | Count | ArmTimer | CancelTimer | Finish | OnEdges
+Local: TypeAlias = RunWorker | Order | EndWorker | Count | ArmTimer | CancelTimer | Finish | OnEdges
 """What is done within this process."""
 
 Action: TypeAlias = Dial | SayJoin | HangUp | Redial | Say | Commit | Announce | Remember | Local
@@ -440,6 +449,9 @@ def _timer(state: State, timer: str) -> Step[State, Action]:
             return after, (HangUp(call, cause), *actions)
         case Joined() as joined, "settled":
             return replace(state, membership=replace(joined, failures=0)), ()
+        case Joined(attempt=attempt.Binding()), "bind":
+            reason = f"it did not say within {BIND_TIMEOUT_S:g} s what it holds of the state"
+            return state, (EndWorker(reason),)
         case _:
             # It ran out while its cancelling was on the way.
             return state, ()
@@ -672,7 +684,7 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
     match message:
         case messages.Refused(code=code, reason=reason):
             after, actions = _feed(state, attempt.Turned(code, reason))
-            return after, (Count(f"refused_{code}", reason), *actions)
+            return after, (Count("refused_by_coordinator", f"{code}: {reason}"), *actions)
         case messages.Welcome():
             return state, (Count("second_welcome"),)
         case _ if message.federation != session.federation:
@@ -754,7 +766,8 @@ def _closed(state: State, joined: Joined, message: messages.RoundClose) -> Step[
     last = messages.LastRecord(
         round=message.round, digest=message.digest, contributors=message.contributors
     )
-    ended, actions = _feed(state, attempt.Ended(retries=False))
+    counted = state.me.node in message.contributors
+    ended, actions = _feed(state, attempt.Ended(retries=False, counted=counted))
     if not isinstance(ended.membership, Joined):
         raise InvalidTransition(ended.membership, message)
     session = replace(joined.session, last=last)
@@ -771,8 +784,20 @@ def _feed(state: State, event: attempt.Event) -> Step[State, Action]:
     if not isinstance(joined, Joined):
         return state, ()
     after, actions = attempt.transition(joined.attempt, event)
-    orders = _orders(joined.session, actions)
+    orders = (*_orders(joined.session, actions), *_patience(joined.attempt, after))
     return replace(state, membership=replace(joined, attempt=after)), orders
+
+
+def _patience(before: attempt.State, after: attempt.State) -> tuple[Action, ...]:
+    match before, after:
+        case attempt.Binding(), attempt.Binding():
+            return ()
+        case _, attempt.Binding():
+            return (ArmTimer(BIND, BIND_TIMEOUT_S),)
+        case attempt.Binding(), _:
+            return (CancelTimer(BIND),)
+        case _:
+            return ()
 
 
 def _settle(state: State, actions: tuple[Action, ...]) -> Step[State, Action]:

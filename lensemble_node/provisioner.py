@@ -6,6 +6,7 @@ comes.  Slot signals between worker and ends bypass the machine: they are the ho
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol
 
 import trio
 
@@ -20,9 +21,18 @@ from lensemble_node import participation, provision, signals
 from lensemble_node.provision import Pair
 
 INBOX_EVENTS = 1024
+DRAIN_TIMEOUT_S = 60.0
+"""A worker that has not let go of its edges by then is wedged."""
 
-Order = Callable[[signals.Command], object]
 Tell = Callable[[participation.Event], Awaitable[None]]
+
+
+class Worker(Protocol):
+    """What is needed of the worker's supervisor."""
+
+    def command(self, command: signals.Command) -> bool: ...
+
+    def end(self, reason: str) -> None: ...
 
 
 class _Holding:
@@ -34,6 +44,8 @@ class _Holding:
         self.regions: list[Region] = []
         self.rx: RxEnd | None = None
         self.tx: TxEnd | None = None
+        self.moved = {"rx": 0, "tx": 0}
+        """Payload bytes that came in and went out, by direction."""
 
 
 class Provisioner:
@@ -42,14 +54,14 @@ class Provisioner:
     Args:
         driver: opens and receives streams.
         leases: rings come from here.
-        order: gives the worker a command.
+        worker: attaches to the rings.
         tell: awaited with what becomes of a pair.
     """
 
-    def __init__(self, driver: Driver, leases: ArenaLeases, order: Order, tell: Tell) -> None:
+    def __init__(self, driver: Driver, leases: ArenaLeases, worker: Worker, tell: Tell) -> None:
         self._driver = driver
         self._leases = leases
-        self._order = order
+        self._worker = worker
         self._tell = tell
         self._held: dict[tuple[EdgeId, EdgeId], _Holding] = {}
         self._inbox, self._events = trio.open_memory_channel[provision.Event](INBOX_EVENTS)
@@ -84,24 +96,25 @@ class Provisioner:
             WorkerFault: the slot is not the worker's.
         """
         slot = SlotIndex(signal.slot)
-        for _, end in self.ends():
-            if end.spec.edge != signal.edge or end.over.is_set():
-                continue
-            match end, signal:
-                case RxEnd(), signals.Consumed() if slot in end.lent:
-                    end.consumed(slot)
-                case TxEnd(), signals.Filled(extent=extent) if slot in end.lent:
-                    end.filled(slot, extent)
-                case _:
-                    raise WorkerFault(f"slot {slot} of edge {signal.edge} is not the worker's")
+        for held in self._held.values():
+            for end in (held.rx, held.tx):
+                if end is None or end.spec.edge != signal.edge or end.over.is_set():
+                    continue
+                match end, signal:
+                    case RxEnd(), signals.Consumed() if slot in end.lent:
+                        end.consumed(slot)
+                    case TxEnd(), signals.Filled(extent=extent) if slot in end.lent:
+                        held.moved["tx"] += extent
+                        end.filled(slot, extent)
+                    case _:
+                        raise WorkerFault(f"slot {slot} of edge {signal.edge} is not the worker's")
 
-    def ends(self) -> tuple[tuple[str, RxEnd | TxEnd], ...]:
-        """The ends there are, each with its direction, for status."""
-        held = self._held.values()
+    def ends(self) -> tuple[tuple[RxEnd | TxEnd, int], ...]:
+        """The ends there are, each with the payload bytes it has moved, for status."""
         return tuple(
-            (name, end)
-            for each in held
-            for name, end in (("rx", each.rx), ("tx", each.tx))
+            (end, held.moved[way])
+            for held in self._held.values()
+            for way, end in (("rx", held.rx), ("tx", held.tx))
             if end is not None
         )
 
@@ -117,9 +130,9 @@ class Provisioner:
             case provision.Attach(pair):
                 self._attach(pair)
             case provision.Detach(edge):
-                self._order(signals.Detach(edge=edge))
+                self._worker.command(signals.Detach(edge=edge))
             case provision.Stop(pair):
-                self._held[pair.edges].scope.cancel()
+                self._stop(pair)
             case provision.GiveBack(pair):
                 self._give_back(pair)
             case provision.Acknowledge(pair):
@@ -140,6 +153,16 @@ class Provisioner:
         held = self._held[pair.edges] = _Holding()
         self._nursery.start_soon(self._serve, pair, held)
 
+    def _stop(self, pair: Pair) -> None:
+        self._held[pair.edges].scope.cancel()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._insist, pair)
+
+    async def _insist(self, pair: Pair) -> None:
+        await trio.sleep(DRAIN_TIMEOUT_S)
+        if pair.edges in self._held:
+            self._worker.end(f"it did not let go of its edges within {DRAIN_TIMEOUT_S:g} s")
+
     def _give_back(self, pair: Pair) -> None:
         for region in self._held.pop(pair.edges).regions:
             self._leases.give_back(region)
@@ -147,7 +170,7 @@ class Provisioner:
     def _attach(self, pair: Pair) -> None:
         state, update = self._held[pair.edges].regions
         for spec, region, direction in ((pair.state, state, "rx"), (pair.update, update, "tx")):
-            self._order(
+            self._worker.command(
                 signals.Attach(
                     edge=spec.edge,
                     direction="rx" if direction == "rx" else "tx",
@@ -172,7 +195,7 @@ class Provisioner:
 
     async def _serve_ends(self, pair: Pair, held: _Holding) -> None:
         state, update = held.regions
-        ready = partial(self._ready, pair.state.edge)
+        ready = partial(self._ready, held, pair.state.edge)
         released = partial(self._released, pair.update.edge)
         held.rx = RxEnd(pair.state, state, self._driver, ready)
         held.tx = TxEnd(pair.update, update, self._driver, released)
@@ -190,8 +213,9 @@ class Provisioner:
         self.feed(provision.EndFaulted(end.spec.edge, reason))
         await trio.sleep_forever()
 
-    def _ready(self, edge: EdgeId, slot: SlotIndex, extent: int) -> None:
-        self._order(signals.Ready(edge=edge, slot=slot, extent=extent))
+    def _ready(self, held: _Holding, edge: EdgeId, slot: SlotIndex, extent: int) -> None:
+        held.moved["rx"] += extent
+        self._worker.command(signals.Ready(edge=edge, slot=slot, extent=extent))
 
     def _released(self, edge: EdgeId, slot: SlotIndex) -> None:
-        self._order(signals.Released(edge=edge, slot=slot))
+        self._worker.command(signals.Released(edge=edge, slot=slot))

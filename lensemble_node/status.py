@@ -1,7 +1,6 @@
 """A node's status, in the words that ``lensemblectl status`` prints."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 import trio
 
@@ -37,7 +36,7 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         contributions=member.contributions,
         last_contribution=member.last_contribution,
         shares_norms=config.share.norms,
-        edges=tuple(_edge(direction, end) for direction, end in member.provisioner.ends()),
+        edges=tuple(_edge(end, moved) for end, moved in member.provisioner.ends()),
         refused=refused,
         rss_bytes=rss_bytes("self"),
         alerts=_alerts(member),
@@ -180,12 +179,15 @@ def _dataset(member: Member) -> replies.DatasetStatus:
     )
 
 
-def _edge(direction: str, end: RxEnd | TxEnd) -> replies.EdgeStatus:
-    way: Literal["rx", "tx"] = "rx" if direction == "rx" else "tx"
-    peer = end.spec.producer if way == "rx" else end.spec.consumer
-    state = "faulted" if end.fault else "ended" if end.over.is_set() else "live"
+def _edge(end: RxEnd | TxEnd, moved: int) -> replies.EdgeStatus:
+    inward = isinstance(end, RxEnd)
     return replies.EdgeStatus(
-        id=end.spec.edge, peer=peer, direction=way, state=state, fault=end.fault or ""
+        id=end.spec.edge,
+        peer=end.spec.producer if inward else end.spec.consumer,
+        direction="rx" if inward else "tx",
+        state="faulted" if end.fault else "ended" if end.over.is_set() else "live",
+        bytes=moved,
+        fault=end.fault or "",
     )
 
 

@@ -220,6 +220,11 @@ class Supervisor:
         self._life.send(command)
         return True
 
+    def end(self, reason: str) -> None:
+        """Kill the process there is; another one follows."""
+        if self._life is not None:
+            self._life.kill(reason)
+
     def facts(self) -> WorkerFacts:
         pid = 0 if self._life is None else self._life.popen.pid
         return WorkerFacts(

@@ -83,12 +83,12 @@ class Session:
         await self.say(messages.Welcome(**{**fields, **changes}))
         return join
 
-    def specs(self) -> tuple[EdgeSpec, EdgeSpec]:
+    def specs(self, capacity_bytes: int = CAPACITY) -> tuple[EdgeSpec, EdgeSpec]:
         self._next_edge += 2
         first, second = EdgeId(self._next_edge), EdgeId(self._next_edge + 1)
         return (
-            EdgeSpec(first, COORDINATOR, self.node, CAPACITY),
-            EdgeSpec(second, self.node, COORDINATOR, CAPACITY),
+            EdgeSpec(first, COORDINATOR, self.node, capacity_bytes),
+            EdgeSpec(second, self.node, COORDINATOR, capacity_bytes),
         )
 
     async def provision(self, nursery: trio.Nursery) -> tuple[EdgeSpec, EdgeSpec]:

@@ -135,7 +135,7 @@ def _events(play: Play) -> list[participation.Event]:
         EdgesLive(pair()),
         EdgesGone(pair(), "torn", pair().state.edge),
         participation.EdgesTornDown((100, 101)),
-        *(TimerExpired(name) for name in ("redial", "join", "settled")),
+        *(TimerExpired(name) for name in ("redial", "join", "settled", "bind")),
         participation.Dismissed("moved"),
         Quit("bye"),
         *(Heard(call, message) for message in heard),
@@ -447,6 +447,13 @@ def test_a_closed_round_without_us_stops_the_sending() -> None:
     assert [type(action) for action in actions].count(DropEdges) == 1
 
 
+def test_a_close_that_counts_us_may_overtake_the_word_that_all_is_sent() -> None:
+    play = Play().sending()
+    assert ordered(play.hear(close())) == [signals.Close(round=0, digest=NEXT, adopt=True)]
+    assert not any(isinstance(action, DropEdges) for action in play.actions)
+    assert play.say(signals.Sent(round=0, attempt=0)) == ()
+
+
 def test_a_retry_keeps_the_training_that_it_will_ask_for_again() -> None:
     play = Play().training()
     assert play.hear(abort(retries=True)) == ()
@@ -487,7 +494,7 @@ def test_the_same_attempt_is_taken_again_on_new_edges_only() -> None:
 def test_a_refused_update_is_not_sent_to_its_end() -> None:
     play = Play().sending()
     actions = play.hear(messages.Refused(code="misplaced", reason="the round is aggregating"))
-    assert counted(actions) == ["refused_misplaced"]
+    assert counted(actions) == ["refused_by_coordinator"]
     assert ordered(actions) == [signals.Abandon(round=0, attempt=0)]
     assert any(isinstance(action, DropEdges) for action in actions)
 
@@ -498,6 +505,16 @@ def test_a_worker_failure_while_sending_gives_the_edges_up() -> None:
     actions = play.say(failed)
     assert said(actions) == ["Fault"]
     assert any(isinstance(action, DropEdges) for action in actions)
+
+
+def test_a_worker_that_does_not_answer_is_ended() -> None:
+    play = Play().ready()
+    actions = play.hear(round_open())
+    assert actions[-1] == ArmTimer("bind", participation.BIND_TIMEOUT_S)
+    (end,) = play.feed(TimerExpired("bind"))
+    assert isinstance(end, participation.EndWorker)
+    assert CancelTimer("bind") in play.say(bound())
+    assert play.feed(TimerExpired("bind")) == ()
 
 
 # ---- fences ----
