@@ -38,11 +38,13 @@ class RoundState(StrEnum):
 class Timer(StrEnum):
     OPEN = "open"
     GRACE = "grace"
+    SHARE = "share"
     COLLECT = "collect"
+    UNMASK = "unmask"
     RETRY = "retry"
 
 
-PHASE_TIMERS = (Timer.OPEN, Timer.GRACE, Timer.COLLECT)
+PHASE_TIMERS = (Timer.OPEN, Timer.GRACE, Timer.SHARE, Timer.COLLECT, Timer.UNMASK)
 """What may run while a round is in flight; all are cancelled when it aborts."""
 
 
@@ -65,6 +67,11 @@ class Rules(msgspec.Struct, frozen=True):
     retry_backoff_s: float
     retry_backoff_max_s: float
     on_commitment_mismatch: Literal["abort", "exclude"]
+    masked: bool = False
+    threshold: int = 0
+    """Fewest unmasking answers, for any number of participants; never below a majority of them."""
+    share_timeout_s: float = 30.0
+    unmask_timeout_s: float = 15.0
 
 
 class Ground(msgspec.Struct, frozen=True):
@@ -128,6 +135,16 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     hurry: bool = False
 
 
+class Sharing(msgspec.Struct, frozen=True, tag=True):
+    """Masked only: ``bound`` exchange shares of their mask secrets; ``shared`` have sent theirs."""
+
+    ground: Ground
+    bound: tuple[Binding, ...]
+    threshold: int
+    shared: tuple[NodeId, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+
+
 class Collecting(msgspec.Struct, frozen=True, tag=True):
     """``expected`` may contribute; ``announced`` and ``arrived`` are halves of a contribution."""
 
@@ -137,6 +154,18 @@ class Collecting(msgspec.Struct, frozen=True, tag=True):
     arrived: tuple["BlobArrived", ...] = ()
     verified: tuple[Contribution, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    threshold: int = 0
+
+
+class Unmasking(msgspec.Struct, frozen=True, tag=True):
+    """Masked only: the contributors are fixed and reveal what takes the masks off their sum."""
+
+    ground: Ground
+    contributors: tuple[Contribution, ...]
+    dropped: tuple[Dropped, ...]
+    threshold: int
+    answered: tuple[NodeId, ...] = ()
+    gone: tuple[NodeId, ...] = ()
 
 
 class Aggregating(msgspec.Struct, frozen=True, tag=True):
@@ -157,6 +186,9 @@ class Committing(msgspec.Struct, frozen=True, tag=True):
     contributors: tuple[Contribution, ...]
     dropped: tuple[Dropped, ...]
     field_sum: Digest
+    failures: int = 0
+    reason: str = ""
+    """Why the last try failed, while the pause before the next one lasts."""
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
@@ -168,8 +200,10 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
     retrying: bool
 
 
-State: TypeAlias = Closed | Open | Collecting | Aggregating | Aligning | Committing | Aborted
-InFlight: TypeAlias = Open | Collecting | Aggregating | Aligning | Committing
+State: TypeAlias = (
+    Closed | Open | Sharing | Collecting | Unmasking | Aggregating | Aligning | Committing | Aborted
+)
+InFlight: TypeAlias = Open | Sharing | Collecting | Unmasking | Aggregating | Aligning | Committing
 
 # ---- events ----
 
@@ -216,6 +250,22 @@ class Declined(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     code: str
     reason: str
+
+
+class SharesSent(msgspec.Struct, frozen=True, tag=True):
+    """A node sent its encrypted shares for every other bound node."""
+
+    node: NodeId
+    round: int
+    attempt: int
+
+
+class UnmaskAnswered(msgspec.Struct, frozen=True, tag=True):
+    """A contributor revealed shares for the survivor set it signed; the signature is checked."""
+
+    node: NodeId
+    round: int
+    attempt: int
 
 
 class UpdateAnnounced(msgspec.Struct, frozen=True, tag=True):
@@ -278,8 +328,10 @@ Event: TypeAlias = (
     | MemberLost
     | Committed
     | Declined
+    | SharesSent
     | UpdateAnnounced
     | BlobArrived
+    | UnmaskAnswered
     | SumDerived
     | Diagnosed
     | Advanced
@@ -287,7 +339,9 @@ Event: TypeAlias = (
     | AbortAsked
     | TimerExpired
 )
-FromPeer: TypeAlias = Committed | Declined | UpdateAnnounced | BlobArrived
+FromPeer: TypeAlias = (
+    Committed | Declined | SharesSent | UpdateAnnounced | BlobArrived | UnmaskAnswered
+)
 FromWork: TypeAlias = SumDerived | Diagnosed | Advanced | StepFailed
 
 # ---- actions ----
@@ -315,6 +369,13 @@ class OfferState(msgspec.Struct, frozen=True, tag=True):
     from_byte: int
 
 
+class SendRoster(msgspec.Struct, frozen=True, tag=True):
+    """Tell the bound nodes each other's keys and the threshold."""
+
+    bound: tuple[Binding, ...]
+    threshold: int
+
+
 class BeginCollect(msgspec.Struct, frozen=True, tag=True):
     nodes: tuple[NodeId, ...]
 
@@ -331,6 +392,13 @@ class DropUpdate(msgspec.Struct, frozen=True, tag=True):
     """Forget whatever ``node`` sent for this attempt."""
 
     node: NodeId
+
+
+class RequestUnmask(msgspec.Struct, frozen=True, tag=True):
+    """Ask the survivors for what takes the masks off the sum of exactly their updates."""
+
+    survivors: tuple[NodeId, ...]
+    dropouts: tuple[NodeId, ...]
 
 
 class DeriveSum(msgspec.Struct, frozen=True, tag=True):
@@ -379,7 +447,9 @@ Action: TypeAlias = (
     OpenRound
     | AskAlso
     | OfferState
+    | SendRoster
     | BeginCollect
+    | RequestUnmask
     | Refuse
     | DropUpdate
     | DeriveSum
@@ -407,14 +477,25 @@ def transition(state: State, event: Event) -> Step[State, Action]:
             return _stop(state, event.reason)
         case TimerExpired():
             return _expire(state, event.timer)
-        case Committed() | Declined() | UpdateAnnounced() | BlobArrived():
+        case (
+            Committed()
+            | Declined()
+            | SharesSent()
+            | UpdateAnnounced()
+            | BlobArrived()
+            | UnmaskAnswered()
+        ):
             return _hear(state, event)
         case SumDerived() | Diagnosed() | Advanced() | StepFailed():
             return _work(state, event)
 
 
+_PUBLIC = {"sharing": RoundState.OPEN, "unmasking": RoundState.AGGREGATING}
+
+
 def public_state(state: State) -> RoundState:
-    return RoundState(type(state).__name__.lower())
+    name = type(state).__name__.lower()
+    return _PUBLIC.get(name) or RoundState(name)
 
 
 def _ask(state: State, event: RoundsAsked) -> Step[State, Action]:
@@ -461,8 +542,12 @@ def _lose(state: State, event: MemberLost) -> Step[State, Action]:
         case Open():
             bound = tuple(b for b in left.bound if b.node != event.node)
             return _consider_collect(replace(left, bound=bound))
+        case Sharing():
+            return _leave_sharing(left, Dropped(event.node, event.code, event.reason))
         case Collecting():
             return _drop(left, Dropped(event.node, event.code, event.reason))
+        case Unmasking():
+            return _cannot_answer(left, event.node)
         case _:
             return left, ()
 
@@ -480,8 +565,12 @@ def _hear(state: State, event: FromPeer) -> Step[State, Action]:
     match state:
         case Open():
             return _hear_while_open(state, event)
+        case Sharing():
+            return _hear_while_sharing(state, event)
         case Collecting():
             return _hear_while_collecting(state, event)
+        case Unmasking():
+            return _hear_while_unmasking(state, event)
         case _ if isinstance(event, Declined):
             return state, ()
         case _:
@@ -517,6 +606,28 @@ def _hear_while_collecting(state: Collecting, event: FromPeer) -> Step[State, Ac
             return _misplaced(state, event)
 
 
+def _hear_while_sharing(state: Sharing, event: FromPeer) -> Step[State, Action]:
+    match event:
+        case SharesSent():
+            return _share(state, event.node)
+        case Declined() if event.code in STOPPING_CODES:
+            return _fail_closed(state.ground, event)
+        case Declined():
+            return _leave_sharing(state, Dropped(event.node, event.code, event.reason))
+        case _:
+            return _misplaced(state, event)
+
+
+def _hear_while_unmasking(state: Unmasking, event: FromPeer) -> Step[State, Action]:
+    match event:
+        case UnmaskAnswered():
+            return _answer(state, event.node)
+        case Declined():
+            return _cannot_answer(state, event.node)
+        case _:
+            return _misplaced(state, event)
+
+
 def _misplaced(state: State, event: FromPeer) -> Step[State, Action]:
     reason = f"{type(event).__name__} came while the round is {public_state(state)}"
     return state, (Refuse(event.node, "misplaced", reason),)
@@ -540,16 +651,108 @@ def _bind(state: Open, event: Committed) -> Step[State, Action]:
 
 def _consider_collect(state: Open) -> Step[State, Action]:
     match _open_verdict(state):
-        case quorum.Enough(nodes=nodes):
-            expected = tuple(sorted(state.bound, key=lambda b: b.node))
+        case quorum.Enough():
+            bound = tuple(sorted(state.bound, key=lambda b: b.node))
             timers = (CancelTimer(Timer.OPEN), CancelTimer(Timer.GRACE))
-            arm = ArmTimer(Timer.COLLECT, state.ground.rules.collect_timeout_s)
-            return Collecting(state.ground, expected), (*timers, BeginCollect(nodes), arm)
+            begin = _share_secrets if state.ground.rules.masked else _collect
+            after, actions = begin(state.ground, bound)
+            return after, (*timers, *actions)
         case quorum.NotYet(sufficient=True) if not state.graced:
             arm_grace = ArmTimer(Timer.GRACE, state.ground.rules.open_grace_s)
             return replace(state, graced=True), (arm_grace,)
         case quorum.NotYet(sufficient=False) if state.graced:
             return replace(state, graced=False), (CancelTimer(Timer.GRACE),)
+        case quorum.NotYet():
+            return state, ()
+
+
+def _collect(
+    ground: Ground, expected: tuple[Binding, ...], threshold: int = 0
+) -> Step[State, Action]:
+    begin = BeginCollect(tuple(b.node for b in expected))
+    arm = ArmTimer(Timer.COLLECT, ground.rules.collect_timeout_s)
+    return Collecting(ground, expected, threshold=threshold), (begin, arm)
+
+
+# ---- masks: shares before the updates, answers after them ----
+
+
+def _share_secrets(ground: Ground, bound: tuple[Binding, ...]) -> Step[State, Action]:
+    # More than half of those who hold shares, so that no two survivor sets can both be answered.
+    threshold = max(ground.rules.threshold, len(bound) // 2 + 1)
+    return Sharing(ground, bound, threshold), (
+        SendRoster(bound, threshold),
+        ArmTimer(Timer.SHARE, ground.rules.share_timeout_s),
+    )
+
+
+def _share(state: Sharing, node: NodeId) -> Step[State, Action]:
+    if all(b.node != node for b in state.bound) or any(d.node == node for d in state.dropped):
+        return state, (Refuse(node, "unbound", "no commitment of this node for this attempt"),)
+    if node in state.shared:
+        return state, (Refuse(node, "duplicate", "a second SharesSent of one attempt"),)
+    return _consider_masked_collect(replace(state, shared=(*state.shared, node)), hurry=False)
+
+
+def _leave_sharing(state: Sharing, dropped: Dropped) -> Step[State, Action]:
+    node = dropped.node
+    known = any(b.node == node for b in state.bound)
+    if not known or any(d.node == node for d in state.dropped):
+        return state, ()
+    shared = tuple(n for n in state.shared if n != node)
+    after = replace(state, shared=shared, dropped=(*state.dropped, dropped))
+    return _consider_masked_collect(after, hurry=False)
+
+
+def _sharing_verdict(state: Sharing, *, hurry: bool) -> quorum.Verdict:
+    need = max(state.ground.rules.quorum, state.threshold)
+    gone = {d.node for d in state.dropped}
+    due = frozenset(b.node for b in state.bound) - gone - set(state.shared)
+    return quorum.to_share(need, frozenset(state.shared), due, hurry=hurry)
+
+
+def _consider_masked_collect(state: Sharing, *, hurry: bool) -> Step[State, Action]:
+    ground = state.ground
+    match _sharing_verdict(state, hurry=hurry):
+        case quorum.Enough(nodes=nodes):
+            expected = tuple(b for b in state.bound if b.node in nodes)
+            after, actions = _collect(ground, expected, state.threshold)
+            return after, (CancelTimer(Timer.SHARE), *actions)
+        case quorum.TooFew(reason=reason):
+            return _abort(ground, "secure_aggregation", reason, Response.RETRY)
+        case quorum.NotYet():
+            return state, ()
+
+
+def _answer(state: Unmasking, node: NodeId) -> Step[State, Action]:
+    if all(c.node != node for c in state.contributors):
+        return state, (Refuse(node, "unbound", "this node is no survivor of this attempt"),)
+    if node in state.answered:
+        return state, (Refuse(node, "duplicate", "a second UnmaskAnswered of one attempt"),)
+    gone = tuple(n for n in state.gone if n != node)
+    return _consider_sum(replace(state, answered=(*state.answered, node), gone=gone), hurry=False)
+
+
+def _cannot_answer(state: Unmasking, node: NodeId) -> Step[State, Action]:
+    settled = (*state.answered, *state.gone)
+    if node in settled or all(c.node != node for c in state.contributors):
+        return state, ()
+    return _consider_sum(replace(state, gone=(*state.gone, node)), hurry=False)
+
+
+def _unmask_verdict(state: Unmasking, *, hurry: bool) -> quorum.Verdict:
+    survivors = frozenset(c.node for c in state.contributors)
+    due = survivors - set(state.answered) - set(state.gone)
+    return quorum.to_unmask(state.threshold, frozenset(state.answered), due, hurry=hurry)
+
+
+def _consider_sum(state: Unmasking, *, hurry: bool) -> Step[State, Action]:
+    match _unmask_verdict(state, hurry=hurry):
+        case quorum.Enough():
+            aggregating = Aggregating(state.ground, state.contributors, state.dropped)
+            return aggregating, (CancelTimer(Timer.UNMASK), DeriveSum(state.contributors))
+        case quorum.TooFew(reason=reason):
+            return _abort(state.ground, "secure_aggregation", reason, Response.RETRY)
         case quorum.NotYet():
             return state, ()
 
@@ -657,11 +860,9 @@ def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action
             reason = f"no update within {ground.rules.collect_timeout_s:g} s"
             dropped = (*state.dropped, *(Dropped(n, "timeout", reason) for n in sorted(late)))
             drops = tuple(DropUpdate(n) for n in sorted(late))
-            return Aggregating(ground, contributors, dropped), (
-                CancelTimer(Timer.COLLECT),
-                *drops,
-                DeriveSum(contributors),
-            )
+            frozen = replace(state, dropped=dropped)
+            after, actions = _freeze(frozen, contributors)
+            return after, (CancelTimer(Timer.COLLECT), *drops, *actions)
         case quorum.TooFew(reason=reason):
             gone = _several(tuple(f"{d.node[:12]}: {d.reason}" for d in state.dropped))
             text = f"{reason} ({gone})" if gone else reason
@@ -670,10 +871,26 @@ def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action
             return state, ()
 
 
+def _freeze(state: Collecting, contributors: tuple[Contribution, ...]) -> Step[State, Action]:
+    ground = state.ground
+    if not ground.rules.masked:
+        return Aggregating(ground, contributors, state.dropped), (DeriveSum(contributors),)
+    survivors = tuple(c.node for c in contributors)
+    dropouts = tuple(b.node for b in state.expected if b.node not in survivors)
+    gone = tuple(n for n in survivors if n not in ground.here)
+    unmasking = Unmasking(ground, contributors, state.dropped, state.threshold, gone=gone)
+    after, actions = _consider_sum(unmasking, hurry=False)
+    if not isinstance(after, Unmasking):
+        return after, actions
+    arm = ArmTimer(Timer.UNMASK, ground.rules.unmask_timeout_s)
+    return after, (RequestUnmask(survivors, dropouts), arm)
+
+
 def _work(state: State, event: FromWork) -> Step[State, Action]:
     ground = state.ground
     ours = (event.round, event.attempt) == (ground.round, ground.attempt)
-    if isinstance(event, Advanced) and not (ours and isinstance(state, Committing)):
+    under_way = isinstance(state, Committing) and not state.reason
+    if isinstance(event, Advanced) and not (ours and under_way):
         # The ledger holds a record that this machine did not ask for: to go on would fork it.
         raise InvalidTransition(state, event)
     if not ours:
@@ -690,9 +907,39 @@ def _work(state: State, event: FromWork) -> Step[State, Action]:
         case ((Aborted() | Closed()), _):
             return state, ()
         case _, StepFailed():
-            return _abort(ground, event.code, event.reason, event.response)
+            return _fail(state, event)
         case _:
             raise InvalidTransition(state, event)
+
+
+def _fail(state: State, event: StepFailed) -> Step[State, Action]:
+    ground = state.ground
+    match state:
+        case Committing(reason=reason) if reason:
+            # Nothing is under way in the pause: this is the failure it already lasts for.
+            return state, ()
+        case Committing() if _may_try_again(state, event):
+            again = replace(state, failures=state.failures + 1, reason=event.reason)
+            return again, (ArmTimer(Timer.RETRY, _backoff(ground.rules, again.failures)),)
+        case Aligning() | Committing() if ground.rules.masked:
+            return _abort(ground, event.code, event.reason, Response.STOP)
+        case _:
+            return _abort(ground, event.code, event.reason, event.response)
+
+
+def _may_try_again(state: Committing, event: StepFailed) -> bool:
+    """A revealed sum is committed from disk or not at all: collecting again would reveal more."""
+    rules = state.ground.rules
+    return (
+        rules.masked
+        and event.response is Response.RETRY
+        and state.failures + 1 < rules.max_attempts
+        and not state.ground.stopping
+    )
+
+
+def _backoff(rules: Rules, tries: int) -> float:
+    return float(min(rules.retry_backoff_s * 2.0 ** (tries - 1), rules.retry_backoff_max_s))
 
 
 def _close(state: Committing, digest: Digest) -> Step[State, Action]:
@@ -727,17 +974,35 @@ def _expire(state: State, timer: str) -> Step[State, Action]:
         case Open(graced=True), Timer.GRACE:
             return _consider_collect(replace(state, hurry=True))
         case Open(), Timer.OPEN:
-            after, actions = _consider_collect(replace(state, hurry=True))
-            if isinstance(after, Collecting):
-                return after, actions
-            response = Response.RETRY if state.ground.patience_s is None else Response.STOP
-            return _abort(state.ground, "fault_tolerance_exceeded", _open_reason(state), response)
+            return _give_up_waiting(state)
+        case Sharing(), Timer.SHARE:
+            return _consider_masked_collect(state, hurry=True)
         case Collecting(), Timer.COLLECT:
             return _consider_aggregate(state, hurry=True)
-        case Aborted(retrying=True), Timer.RETRY:
-            return _open(replace(state.ground, attempt=state.ground.attempt + 1))
+        case Unmasking(), Timer.UNMASK:
+            return _consider_sum(state, hurry=True)
+        case ((Committing() | Aborted()), Timer.RETRY):
+            return _again(state)
         case _:
             return state, ()
+
+
+def _give_up_waiting(state: Open) -> Step[State, Action]:
+    after, actions = _consider_collect(replace(state, hurry=True))
+    if not isinstance(after, Open):
+        return after, actions
+    response = Response.RETRY if state.ground.patience_s is None else Response.STOP
+    return _abort(state.ground, "fault_tolerance_exceeded", _open_reason(state), response)
+
+
+def _again(state: Committing | Aborted) -> Step[State, Action]:
+    if isinstance(state, Committing) and state.reason:
+        return replace(state, reason=""), (Commit(state.field_sum, state.contributors),)
+    if isinstance(state, Committing):
+        return state, ()
+    if state.retrying:
+        return _open(replace(state.ground, attempt=state.ground.attempt + 1))
+    return state, ()
 
 
 def _open_reason(state: Open) -> str:
@@ -783,10 +1048,7 @@ def _abort(ground: Ground, code: str, reason: str, response: Response) -> Step[S
     announce = AnnounceAbort(ground.round, ground.attempt, ground.digest, code, reason, retrying)
     cancels = tuple(CancelTimer(timer) for timer in PHASE_TIMERS)
     if retrying:
-        wait = min(
-            ground.rules.retry_backoff_s * 2.0 ** (ground.tries - 1),
-            ground.rules.retry_backoff_max_s,
-        )
+        wait = _backoff(ground.rules, ground.tries)
         return Aborted(ground, code, reason, retrying=True), (
             *cancels,
             announce,
@@ -816,6 +1078,12 @@ def waiting(state: State) -> Waiting:
             verified = frozenset(c.node for c in state.verified)
             k = state.ground.rules.quorum
             return _undecided(quorum.to_aggregate(k, verified, outstanding(state), hurry=False))
+        case Sharing():
+            return _undecided(_sharing_verdict(state, hurry=False))
+        case Unmasking():
+            return _undecided(_unmask_verdict(state, hurry=False))
+        case Committing(reason=reason) if reason:
+            return Waiting(f"trying to commit again after a pause: {reason}")
         case Aborted():
             lead = "retrying after a pause" if state.retrying else "stopped"
             return Waiting(f"{lead}: {state.reason}")

@@ -59,6 +59,43 @@ def to_collect(
     return NotYet(f"waiting for {missing} more participant{plural} (have {have}, quorum {quorum})")
 
 
+def to_share(
+    need: int, shared: frozenset[NodeId], due: frozenset[NodeId], *, hurry: bool
+) -> Verdict:
+    """May masked updates be collected?  ``due`` are bound and have not sent their shares."""
+    possible = len(shared) if hurry else len(shared) + len(due)
+    if possible < need:
+        return TooFew(f"only {possible} of the {need} participants needed can exchange shares")
+    if hurry or not due:
+        return Enough(tuple(sorted(shared)))
+    return NotYet(
+        f"waiting for the mask shares of {len(due)} of {len(shared) + len(due)} bound "
+        f"(have {len(shared)}, need {need})",
+        tuple(sorted(due)),
+        len(shared) >= need,
+    )
+
+
+def to_unmask(
+    threshold: int, answered: frozenset[NodeId], due: frozenset[NodeId], *, hurry: bool
+) -> Verdict:
+    """Can the masks be taken off?  ``due`` are survivors that have not answered."""
+    possible = len(answered) if hurry else len(answered) + len(due)
+    if possible < threshold:
+        return TooFew(
+            f"only {possible} of the {threshold} unmasking answers needed can arrive; "
+            "nothing was revealed"
+        )
+    if hurry or not due:
+        return Enough(tuple(sorted(answered)))
+    return NotYet(
+        f"waiting for the unmasking answers of {len(due)} of {len(answered) + len(due)} survivors "
+        f"(have {len(answered)}, threshold {threshold})",
+        tuple(sorted(due)),
+        len(answered) >= threshold,
+    )
+
+
 def to_aggregate(
     quorum: int,
     verified: frozenset[NodeId],

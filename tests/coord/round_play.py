@@ -29,7 +29,7 @@ RULES = r.Rules(
     on_commitment_mismatch="abort",
 )
 
-FROZEN = (r.Aggregating, r.Aligning, r.Committing)
+FROZEN = (r.Unmasking, r.Aggregating, r.Aligning, r.Committing)
 
 
 def root(node: NodeId) -> Digest:
@@ -75,6 +75,14 @@ def arrived(node: NodeId, at: tuple[int, int] = (0, 0), **other: object) -> r.Bl
     return replace(r.BlobArrived(node, *at, update_digest(node), signature(node)), **other)
 
 
+def shares(node: NodeId, at: tuple[int, int] = (0, 0)) -> r.SharesSent:
+    return r.SharesSent(node, *at)
+
+
+def unmasks(node: NodeId, at: tuple[int, int] = (0, 0)) -> r.UnmaskAnswered:
+    return r.UnmaskAnswered(node, *at)
+
+
 def lost(node: NodeId) -> r.MemberLost:
     return r.MemberLost(node, "link_lost", "its link is gone")
 
@@ -108,8 +116,14 @@ def armed_in(state: r.State) -> set[str]:
             return {r.Timer.OPEN, r.Timer.GRACE}
         case r.Open():
             return {r.Timer.OPEN}
+        case r.Sharing():
+            return {r.Timer.SHARE}
         case r.Collecting():
             return {r.Timer.COLLECT}
+        case r.Unmasking():
+            return {r.Timer.UNMASK}
+        case r.Committing(reason=reason) if reason:
+            return {r.Timer.RETRY}
         case r.Aborted(retrying=True):
             return {r.Timer.RETRY}
         case _:
@@ -245,6 +259,8 @@ class Play(RoundAudit):
         self.feed(*(committed(node, at) for node in nodes))
         if isinstance(self.state, r.Open):
             self.feed(expired(r.Timer.GRACE))
+        if isinstance(self.state, r.Sharing):
+            self.feed(*(shares(node, at) for node in nodes))
         assert isinstance(self.state, r.Collecting)
         return self
 
@@ -253,6 +269,9 @@ class Play(RoundAudit):
         for node in nodes:
             actions = self.feed(announced(node, at), arrived(node, at))
         return actions
+
+    def unmasks(self, *nodes: NodeId, at: tuple[int, int] = (0, 0)) -> tuple[r.Action, ...]:
+        return self.feed(*(unmasks(node, at) for node in nodes))
 
     def commits(self, at: tuple[int, int] = (0, 0)) -> tuple[r.Action, ...]:
         return self.feed(summed(at), diagnosed(at), advanced(at))

@@ -30,12 +30,15 @@ from tests.coord.round_play import (
     next_digest,
     only,
     root,
+    shares,
     signature,
     summed,
+    unmasks,
     update_digest,
 )
 
 CANCEL_PHASES = tuple(CancelTimer(timer) for timer in r.PHASE_TIMERS)
+CANCELS = ["CancelTimer"] * len(CANCEL_PHASES)
 
 
 # ---- the happy path ----
@@ -195,7 +198,7 @@ def test_open_timeout_without_a_quorum_retries() -> None:
     assert (abort.code, abort.retries) == ("fault_tolerance_exceeded", True)
     assert "waiting for 1 more participant (have 1, quorum 2)" in abort.reason
     assert "bbbbbbbbbbbb declined: its dataset is empty" in abort.reason
-    assert actions[:3] == CANCEL_PHASES
+    assert actions[: len(CANCEL_PHASES)] == CANCEL_PHASES
     assert actions[-1] == ArmTimer(r.Timer.RETRY, 1.0)
 
 
@@ -272,7 +275,7 @@ def test_below_the_quorum_the_round_aborts_at_once(leaves: type) -> None:
     play = Play(A, B, C).opens().collects(A, B, C)
     assert play.feed(leaves(C)) == (r.DropUpdate(C),)
     actions = play.feed(leaves(A))
-    assert kinds(actions) == ["DropUpdate", *["CancelTimer"] * 3, "AnnounceAbort", "ArmTimer"]
+    assert kinds(actions) == ["DropUpdate", *CANCELS, "AnnounceAbort", "ArmTimer"]
     abort = only(actions, r.AnnounceAbort)
     assert abort.code == "fault_tolerance_exceeded"
     assert "cccccccccccc: " in abort.reason
@@ -373,7 +376,7 @@ def test_words_that_do_not_fit_collecting(event: r.FromPeer, code: str) -> None:
 def test_an_update_for_another_dataset_stops_the_federation() -> None:
     play = Play(A, B, C).opens(rounds=5).collects(A, B, C)
     actions = play.feed(announced(A, dataset_root=root(B)))
-    assert kinds(actions) == ["Refuse", *["CancelTimer"] * 3, "AnnounceAbort", "FinishRun"]
+    assert kinds(actions) == ["Refuse", *CANCELS, "AnnounceAbort", "FinishRun"]
     assert only(actions, r.Refuse).code == "commitment_mismatch"
     abort = only(actions, r.AnnounceAbort)
     assert (abort.code, abort.retries) == ("commitment_mismatch", False)
@@ -410,29 +413,36 @@ def test_a_spent_privacy_budget_stops_the_federation_in_open_and_in_collecting()
 # ---- AGGREGATING, ALIGNING, COMMITTING ----
 
 
-def at_phase(phase: type[r.InFlight], rounds: int = 1) -> Play:
-    play = Play(A, B, C).opens(rounds)
-    if phase is not r.Open:
-        play.collects(A, B, C)
-    if phase in (r.Aggregating, r.Aligning, r.Committing):
-        play.sends(A, B, C)
-    if phase in (r.Aligning, r.Committing):
-        play.feed(summed())
-    if phase is r.Committing:
-        play.feed(diagnosed())
+PLAIN = (r.Open, r.Collecting, r.Aggregating, r.Aligning, r.Committing)
+MASKED = (r.Open, r.Sharing, r.Collecting, r.Unmasking, r.Aggregating, r.Aligning, r.Committing)
+IN_FLIGHT = [(phase, False) for phase in PLAIN] + [(phase, True) for phase in MASKED]
+FROZEN = [each for each in IN_FLIGHT if each[0] in (r.Aggregating, r.Aligning, r.Committing)]
+
+
+def at_phase(phase: type[r.InFlight], masked: bool = False, rounds: int = 1) -> Play:
+    play = Play(A, B, C, masked=masked).opens(rounds)
+    steps = {
+        r.Open: (),
+        r.Sharing: tuple(committed(node) for node in (A, B, C)),
+        r.Collecting: tuple(shares(node) for node in (A, B, C)) if masked else (),
+        r.Unmasking: tuple(half(node) for node in (A, B, C) for half in (announced, arrived)),
+        r.Aggregating: tuple(unmasks(node) for node in (A, B, C)) if masked else (),
+        r.Aligning: (summed(),),
+        r.Committing: (diagnosed(),),
+    }
+    for reached, events in steps.items():
+        play.feed(*events)
+        if reached is phase:
+            break
     assert isinstance(play.state, phase)
     return play
 
 
-IN_FLIGHT = (r.Open, r.Collecting, r.Aggregating, r.Aligning, r.Committing)
-FROZEN = (r.Aggregating, r.Aligning, r.Committing)
-
-
-@pytest.mark.parametrize("phase", FROZEN)
+@pytest.mark.parametrize(("phase", "masked"), FROZEN)
 def test_nobody_is_added_or_taken_away_once_contributors_are_frozen(
-    phase: type[r.InFlight],
+    phase: type[r.InFlight], masked: bool
 ) -> None:
-    play = at_phase(phase)
+    play = at_phase(phase, masked)
     assert play.feed(lost(A)) == ()
     assert play.feed(r.MemberReady(D)) == ()
     assert play.feed(declined(B)) == ()
@@ -441,16 +451,21 @@ def test_nobody_is_added_or_taken_away_once_contributors_are_frozen(
     assert isinstance(play.state, phase)
 
 
-@pytest.mark.parametrize("phase", IN_FLIGHT)
+@pytest.mark.parametrize(("phase", "masked"), IN_FLIGHT)
 @pytest.mark.parametrize("response", list(Response))
 def test_work_of_ours_that_fails_ends_the_attempt(
-    phase: type[r.InFlight], response: Response
+    phase: type[r.InFlight], masked: bool, response: Response
 ) -> None:
-    play = at_phase(phase)
+    play = at_phase(phase, masked)
+    revealed = masked and phase in (r.Aligning, r.Committing)
+    retries = response is Response.RETRY and not revealed
+    if revealed and phase is r.Committing and response is Response.RETRY:
+        for _ in range(play.state.ground.rules.max_attempts - 1):
+            play.feed(failed(response=response), expired(r.Timer.RETRY))
     actions = play.feed(failed(response=response))
     abort = only(actions, r.AnnounceAbort)
-    assert (abort.code, abort.retries) == ("storage", response is Response.RETRY)
-    assert ("FinishRun" in kinds(actions)) == (response is not Response.RETRY)
+    assert (abort.code, abort.retries) == ("storage", retries)
+    assert ("FinishRun" in kinds(actions)) == (not retries)
     assert play.state.ground.digest == PRIOR
 
 
@@ -490,7 +505,7 @@ def test_a_commit_that_was_not_asked_for_is_never_passed_over(at: tuple[int, int
     """The ledger would be ahead of the machine; going on would fork it."""
     aborted = at_phase(r.Committing)
     aborted.feed(failed())
-    others = [at_phase(phase) for phase in IN_FLIGHT if phase is not r.Committing]
+    others = [at_phase(*each) for each in IN_FLIGHT if each[0] is not r.Committing]
     for play in (Play(A), aborted, *others):
         with pytest.raises(InvalidTransition):
             play.feed(advanced(at))
@@ -601,11 +616,13 @@ def test_patience_does_not_change_other_failures() -> None:
 # ---- an operator's abort ----
 
 
-@pytest.mark.parametrize("phase", IN_FLIGHT[:-1])
-def test_an_operator_aborts_before_the_commit(phase: type[r.InFlight]) -> None:
-    play = at_phase(phase, rounds=4)
+@pytest.mark.parametrize(
+    ("phase", "masked"), [each for each in IN_FLIGHT if each[0] is not r.Committing]
+)
+def test_an_operator_aborts_before_the_commit(phase: type[r.InFlight], masked: bool) -> None:
+    play = at_phase(phase, masked, rounds=4)
     actions = play.feed(r.AbortAsked("enough"))
-    assert kinds(actions) == [*["CancelTimer"] * 3, "AnnounceAbort", "FinishRun"]
+    assert kinds(actions) == [*CANCELS, "AnnounceAbort", "FinishRun"]
     assert only(actions, r.AnnounceAbort).code == "stopped"
     assert only(actions, r.FinishRun) == r.FinishRun(
         completed=False, code="stopped", reason="enough"
@@ -671,22 +688,31 @@ def test_an_operator_aborts_nothing_at_rest() -> None:
 
 STATES: dict[str, Play] = {
     "closed": Play(A, B, C),
-    **{phase.__name__.lower(): at_phase(phase) for phase in IN_FLIGHT},
+    "open": at_phase(r.Open),
+    "sharing": at_phase(r.Sharing, masked=True),
+    "collecting": at_phase(r.Collecting),
+    "unmasking": at_phase(r.Unmasking, masked=True),
+    **{phase.__name__.lower(): at_phase(phase) for phase in PLAIN[2:]},
+    "committing_masked": at_phase(r.Committing, masked=True),
+    "pausing": at_phase(r.Committing, masked=True),
     "retrying": Play(A, B, C).opens(),
     "stopped": Play(A, B, C).opens(),
 }
 STATES["retrying"].feed(expired(r.Timer.OPEN))
 STATES["stopped"].feed(r.AbortAsked("enough"))
+STATES["pausing"].feed(failed())
 
 EVENTS: dict[str, r.Event] = {
     "asked": r.RoundsAsked(1),
     "ready": r.MemberReady(D),
     "lost": lost(A),
     "committed": committed(A),
+    "shares": shares(A),
     "declined": declined(A),
     "spent": declined(A, code="dp_budget_exceeded"),
     "announced": announced(A),
     "arrived": arrived(A),
+    "unmasks": unmasks(A),
     "summed": summed(),
     "diagnosed": diagnosed(),
     "advanced": advanced(),
@@ -699,28 +725,45 @@ EVENTS: dict[str, r.Event] = {
 
 # "." the state does not change, "=" only its ground or members do, "!" it raises, "?" it refuses
 TABLE = """
-            closed open     collecting aggregating aligning committing retrying stopped
-asked       open   =        =          =           =        =          =        open
-ready       =      =        =          =           =        =          =        =
-lost        =      =        =          =           =        =          =        =
-committed   ?      =        ?          ?           ?        ?          ?        ?
-declined    .      =        =          .           .        .          .        .
-spent       .      stopped  stopped    .           .        .          .        .
-announced   ?      ?        =          ?           ?        ?          ?        ?
-arrived     ?      ?        =          ?           ?        ?          ?        ?
-summed      .      !        !          aligning    !        !          .        .
-diagnosed   .      !        !          !           committing !        .        .
-advanced    !      !        !          !           !        closed     !        !
-failed      .      retrying retrying   retrying    retrying retrying   .        .
-broken      .      stopped  stopped    stopped     stopped  stopped    .        .
-abort       .      stopped  stopped    stopped     stopped  =          stopped  .
-t_open      .      retrying .          .           .        .          .        .
-t_grace     .      .        .          .           .        .          .        .
-t_collect   .      .        retrying   .           .        .          .        .
-t_retry     .      .        .          .           .        .          open     .
-t_other     .      .        .          .           .        .          .        .
+          closed open  sharing collect unmask aggr  align  commit mcommit pause   retry stop
+asked     open   =     =       =       =      =     =      =      =       =       =     open
+ready     =      =     =       =       =      =     =      =      =       =       =     =
+lost      =      =     =       =       =      =     =      =      =       =       =     =
+committed ?      =     ?       ?       ?      ?     ?      ?      ?       ?       ?     ?
+shares    ?      ?     =       ?       ?      ?     ?      ?      ?       ?       ?     ?
+declined  .      =     =       =       =      .     .      .      .       .       .     .
+spent     .      stop  stop    stop    =      .     .      .      .       .       .     .
+announced ?      ?     ?       =       ?      ?     ?      ?      ?       ?       ?     ?
+arrived   ?      ?     ?       =       ?      ?     ?      ?      ?       ?       ?     ?
+unmasks   ?      ?     ?       ?       =      ?     ?      ?      ?       ?       ?     ?
+summed    .      !     !       !       !      align !      !      !       !       .     .
+diagnosed .      !     !       !       !      !     commit !      !       !       .     .
+advanced  !      !     !       !       !      !     !      closed closed  !       !     !
+failed    .      retry retry   retry   retry  retry retry  retry  pause   .       .     .
+broken    .      stop  stop    stop    stop   stop  stop   stop   stop    .       .     .
+abort     .      stop  stop    stop    stop   stop  stop   =      =       =       stop  .
+t_open    .      retry .       .       .      .     .      .      .       .       .     .
+t_grace   .      .     .       .       .      .     .      .      .       .       .     .
+t_share   .      .     retry   .       .      .     .      .      .       .       .     .
+t_collect .      .     .       retry   .      .     .      .      .       .       .     .
+t_unmask  .      .     .       .       retry  .     .      .      .       .       .     .
+t_retry   .      .     .       .       .      .     .      .      .       mcommit open  .
+t_other   .      .     .       .       .      .     .      .      .       .       .     .
 """
-COLUMNS, *ROWS = (line.split() for line in TABLE.strip().splitlines())
+ABBREVIATED = {
+    "collect": "collecting",
+    "unmask": "unmasking",
+    "aggr": "aggregating",
+    "align": "aligning",
+    "commit": "committing",
+    "mcommit": "committing_masked",
+    "pause": "pausing",
+    "retry": "retrying",
+    "stop": "stopped",
+}
+COLUMNS, *ROWS = (
+    [ABBREVIATED.get(word, word) for word in line.split()] for line in TABLE.strip().splitlines()
+)
 CELLS = [
     (state, row[0], expected)
     for row in ROWS
@@ -738,6 +781,8 @@ def test_the_table_is_whole() -> None:
 def name_of(state: r.State) -> str:
     if isinstance(state, r.Aborted):
         return "retrying" if state.retrying else "stopped"
+    if isinstance(state, r.Committing) and state.ground.rules.masked:
+        return "pausing" if state.reason else "committing_masked"
     return type(state).__name__.lower()
 
 
@@ -778,10 +823,14 @@ def test_waiting_names_the_reason_in_every_state() -> None:
     assert reasons == {
         "closed": "at rest: no round is asked for",
         "open": "waiting for 3 of 3 asked to bind (have 0, quorum 2)",
+        "sharing": "waiting for the mask shares of 3 of 3 bound (have 0, need 2)",
         "collecting": "waiting for 3 of 3 updates (have 0, quorum 2)",
+        "unmasking": "waiting for the unmasking answers of 3 of 3 survivors (have 0, threshold 2)",
         "aggregating": "summing 3 updates twice and comparing",
         "aligning": "diagnosing the revealed sum",
         "committing": "taking the outer step and writing the checkpoint",
+        "committing_masked": "taking the outer step and writing the checkpoint",
+        "pausing": "trying to commit again after a pause: the disk is full",
         "retrying": "retrying after a pause: OPEN: waiting for 3 of 3 asked to bind "
         "(have 0, quorum 2)",
         "stopped": "stopped: enough",
