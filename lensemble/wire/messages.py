@@ -36,6 +36,7 @@ Sentence = Annotated[str, Meta(max_length=MAX_SENTENCE_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
+SealedShares = Annotated[bytes, Meta(min_length=92, max_length=92)]
 Nodes = Annotated[tuple[NodeKey, ...], Meta(max_length=MAX_PARTICIPANTS)]
 
 
@@ -145,6 +146,15 @@ class FieldParams(_Message, frozen=True, kw_only=True):
     n_max: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
 
 
+class MaskKeys(_Message, frozen=True, kw_only=True):
+    """What a participant publishes to be masked with, for one attempt; see ``secagg.keys``."""
+
+    mask_key: PublicKey
+    share_key: PublicKey
+    self_commitment: PublicKey
+    """SHA-256, not a key, of the private seed of its self mask."""
+
+
 class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
     prior_digest: Hash
     layout_digest: Hash
@@ -165,22 +175,70 @@ class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
 class Commitment(_OfRound, frozen=True, kw_only=True, tag=True):
     """Binds the sender to a dataset for this attempt, and says what of the state it holds.
 
-    ``mask_key`` and ``share_key`` are X25519 public keys, absent in plain aggregation.
+    ``keys`` are there exactly when aggregation is masked.
     """
 
     dataset_root: Hash
     episodes: Count
     holds_bytes: Count
-    mask_key: PublicKey | None = None
-    share_key: PublicKey | None = None
+    keys: MaskKeys | None = None
     signature: Signature
 
 
+class RosterEntry(_Message, frozen=True, kw_only=True):
+    """A bound participant as all others must see it: its keys, under its own signature."""
+
+    node: NodeKey
+    dataset_root: Hash
+    keys: MaskKeys
+    signature: Signature
+    """Of its ``Commitment``."""
+
+
+class Roster(_OfRound, frozen=True, kw_only=True, tag=True):
+    """Masked only: who is bound, sorted by node.  Answered by ``Shares``."""
+
+    members: Annotated[tuple[RosterEntry, ...], Meta(max_length=MAX_PARTICIPANTS)]
+    threshold: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
+
+
+class Shares(_OfRound, frozen=True, kw_only=True, tag=True):
+    """Masked only: the sender's secrets, shared among its neighbours; see ``secagg.shares``."""
+
+    commitments: Annotated[bytes, Meta(max_length=1 << 13)]
+    sealed: Annotated[tuple[SealedShares, ...], Meta(max_length=128)]
+
+
+class Envelope(_Message, frozen=True, kw_only=True):
+    """The shares that ``dealer`` encrypted to the receiver, with the commitments to them."""
+
+    dealer: NodeKey
+    sealed: SealedShares
+    commitments: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
 class Collect(_OfRound, frozen=True, kw_only=True, tag=True):
-    """The attempt has its participants; train, then send.  ``roster`` is sorted."""
+    """The attempt has its participants; train, then send.  ``roster`` is sorted.
+
+    ``envelopes`` are the shares dealt to the receiver, empty in plain aggregation.
+    """
 
     roster: Nodes
     send_within_s: Annotated[float, Meta(ge=0)]
+    envelopes: Annotated[tuple[Envelope, ...], Meta(max_length=128)] = ()
+
+
+class UnmaskRequest(_OfRound, frozen=True, kw_only=True, tag=True):
+    """Masked only: whose updates are in the sum, sorted.  Answered by ``UnmaskAnswer``, once."""
+
+    survivors: Nodes
+
+
+class UnmaskAnswer(_OfRound, frozen=True, kw_only=True, tag=True):
+    """Masked only: the shares that take the masks off that sum, signed with the survivor set."""
+
+    shares: Annotated[bytes, Meta(max_length=1 << 13)]
+    signature: Signature
 
 
 class Progress(_OfRound, frozen=True, kw_only=True, tag=True):
@@ -226,10 +284,29 @@ class RoundClose(_OfRound, frozen=True, kw_only=True, tag=True):
 
 
 FromNode: TypeAlias = (
-    Join | Leave | Provisioned | TornDown | EdgeLost | Commitment | Progress | Update | Fault
+    Join
+    | Leave
+    | Provisioned
+    | TornDown
+    | EdgeLost
+    | Commitment
+    | Shares
+    | Progress
+    | Update
+    | UnmaskAnswer
+    | Fault
 )
 FromCoordinator: TypeAlias = (
-    Welcome | Refused | Leave | Provision | Teardown | RoundOpen | Collect | RoundClose
+    Welcome
+    | Refused
+    | Leave
+    | Provision
+    | Teardown
+    | RoundOpen
+    | Roster
+    | Collect
+    | UnmaskRequest
+    | RoundClose
 )
 
 
@@ -249,10 +326,17 @@ def _signed(kind: str, **fields: str | int) -> bytes:
     return f"lensemble/{kind}/v1\x00".encode() + text.encode()
 
 
-def commitment_payload(
-    federation: str, round_index: int, attempt: int, dataset_root: str, config_hash: str
+def commitment_payload(  # noqa: PLR0913  # all that one signature binds, by name
+    federation: str,
+    round_index: int,
+    attempt: int,
+    dataset_root: str,
+    config_hash: str,
+    *,
+    keys: MaskKeys | None = None,
 ) -> bytes:
-    """The bytes a node signs to bind itself to ``dataset_root`` for one attempt."""
+    """The bytes a node signs to bind itself to ``dataset_root`` and ``keys`` for one attempt."""
+    published = b"" if keys is None else keys.mask_key + keys.share_key + keys.self_commitment
     return _signed(
         "commitment",
         federation=federation,
@@ -260,6 +344,7 @@ def commitment_payload(
         attempt=attempt,
         dataset_root=dataset_root,
         config_hash=config_hash,
+        keys=published.hex(),
     )
 
 

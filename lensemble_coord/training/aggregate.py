@@ -33,7 +33,10 @@ _SUM_TAG = b"lensemble/field-sum/v1\x00"
 
 
 class Addend(Protocol):
-    """An update as the fold reads it; ``SpoolFile`` is one."""
+    """Something that goes into the sum as the fold reads it; ``SpoolFile`` is one.
+
+    ``updates`` is how many updates it stands for: 0 for what only takes masks off.
+    """
 
     @property
     def participant(self) -> NodeId: ...
@@ -43,6 +46,9 @@ class Addend(Protocol):
 
     @property
     def complete(self) -> bool: ...
+
+    @property
+    def updates(self) -> int: ...
 
     def read_into(self, offset: int, into: memoryview) -> None: ...
 
@@ -67,6 +73,11 @@ class SumDigest:
 
     def hexdigest(self) -> Digest:
         return Digest(self._hash.hexdigest())
+
+
+def count_of(addends: Sequence[Addend]) -> int:
+    """How many updates the sum of ``addends`` is of."""
+    return sum(each.updates for each in addends)
 
 
 def summed_pieces(
@@ -117,7 +128,7 @@ def fold(addends: Sequence[Addend], layout: ParamLayout, out: Path) -> SumFacts:
             os.fsync(fd)
         finally:
             os.close(fd)
-    return SumFacts(running.hexdigest(), out, len(addends), largest)
+    return SumFacts(running.hexdigest(), out, count_of(addends), largest)
 
 
 def sum_digest(addends: Sequence[Addend], layout: ParamLayout) -> Digest:
@@ -144,8 +155,8 @@ def derive_sum(
         AggregationError: too many addends for the field, one not whole, or an implausible sum.
         StorageError: the file system refuses.
     """
-    if len(addends) > field.n_max:
-        raise AggregationError(f"{len(addends)} updates; the field has room for {field.n_max}")
+    if (count := count_of(addends)) > field.n_max:
+        raise AggregationError(f"{count} updates; the field has room for {field.n_max}")
     part = directory / f"{PART_PREFIX}sum"
     with files.storage(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,7 +188,7 @@ def _derive_equal(
         if not last:
             differed(facts.field_sum_digest, again)
     raise NonDeterministicAggregation(
-        f"the same {len(addends)} updates summed to {facts.field_sum_digest} and to {again}"
+        f"the same {count_of(addends)} updates summed to {facts.field_sum_digest} and to {again}"
     )
 
 

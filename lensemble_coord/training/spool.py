@@ -35,6 +35,11 @@ class SpoolFile:
         self._where = path or spool.directory / f"memory of {participant}"
 
     @property
+    def updates(self) -> int:
+        """One, as an addend of a sum."""
+        return 1
+
+    @property
     def in_memory(self) -> bool:
         return self._path is None
 

@@ -93,6 +93,8 @@ class Unsteady:
         self.participant, self.total_bytes = sound.participant, sound.total_bytes
         self.complete = True
 
+    updates = 1
+
     def read_into(self, offset: int, into: memoryview) -> None:
         self.sound.read_into(offset, into)
         into[0] ^= next(self.reads) in self.wrong

@@ -516,7 +516,7 @@ def test_signed_bytes_are_fixed() -> None:
     assert m.update_payload("f" * 32, 7, 1, A, B) == (
         b"lensemble/update/v1\x00"
         b'{"attempt":1,"dataset_root":"' + A.encode() + b'","digest":"' + B.encode() + b'",'
-        b'"federation":"' + b"f" * 32 + b'","keys":"","round":7}'
+        b'"federation":"' + b"f" * 32 + b'","round":7}'
     )
 
 
