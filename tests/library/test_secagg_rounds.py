@@ -1,6 +1,7 @@
 """The masked sum is the plain sum, whoever drops out and whenever; or it is not revealed at all."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -81,6 +82,8 @@ def test_a_sparse_graph_gives_the_plain_sum(size: int, threshold: int, gone: int
     silent = [node for node, stage in stages.items() if stage is Stage.BEFORE_SHARES]
     masked = Masked(Attempt(names, threshold, silent), WORDS)
     assert masked.end(stages) == plain_sum(survivors_of(stages), WORDS)
+    masks = max(len(each.terms()) for each in masked.bound.values())
+    assert masks <= 1 + 6 * math.log2(size), "of the length of an update, for each participant"
 
 
 def chi_square(words: np.ndarray) -> float:
