@@ -33,6 +33,7 @@ from lensemble_node.supervisor import Supervisor
 from lensemble_node.terms import Terms
 
 INBOX_EVENTS = 1024
+MAX_WAITING_FOR_EDGES = 256
 JITTER = 0.5
 """The largest part of a redial delay that chance takes away."""
 
@@ -263,6 +264,11 @@ class Member:
         self,
         action: participation.OnEdges,
     ) -> None:
+        asked = isinstance(action, participation.Provide | participation.Withdraw)
+        if asked and self.provisioner.backlog() > MAX_WAITING_FOR_EDGES:
+            self._count("edges_too_fast", "")
+            self._hang_up(self._call.number if self._call else 0, "edges are asked for too fast")
+            return
         match action:
             case participation.Provide(pair=pair):
                 self.provisioner.feed(provision.Provide(pair))

@@ -89,6 +89,10 @@ class Provisioner:
         except trio.WouldBlock:
             raise InvariantError(f"{INBOX_EVENTS} events wait for the provisioner") from None
 
+    def backlog(self) -> int:
+        """How many events wait for the machine."""
+        return self._inbox.statistics().current_buffer_used
+
     def signal(self, signal: signals.Filled | signals.Consumed) -> None:
         """Pass a slot that the worker is done with to its end.
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from lensemble import ticket
-from lensemble.errors import EdgeFault, StorageError, WorkerFault
+from lensemble.errors import EdgeFault, LinkLost, StorageError, WorkerFault
 from lensemble.ids import NodeId
 from lensemble.wire import messages
 from lensemble.workload import Workload, layout
@@ -376,4 +376,23 @@ async def test_a_worker_that_claims_a_slot_that_is_not_its_own_is_ended(tmp_path
             serving.member.provisioner.signal(signals.Filled(edge=edge, slot=0, extent=1))
         # Of an edge that is gone nothing is believed, and nobody is to blame.
         serving.member.provisioner.signal(signals.Consumed(edge=7, slot=1))
+        await session.whole_round()
+
+
+async def test_a_flood_of_provisions_costs_the_link_and_nothing_else(tmp_path: Path) -> None:
+    async with stage(tmp_path) as s:
+        serving = await serve(s)
+        session = await s.joined()
+        with contextlib.suppress(LinkLost):
+            for _ in range(1500):
+                state, update = session.specs()
+                provision = messages.Provision(
+                    federation=FEDERATION, epoch=session.epoch, state=state, update=update
+                )
+                await session.say(provision)
+        if session.link.lost.is_set():
+            assert serving.member.refused["edges_too_fast"] > 0
+            session = await s.session()
+            await session.welcome()
+        await session.provision(s.nursery)
         await session.whole_round()
