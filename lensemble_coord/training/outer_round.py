@@ -6,6 +6,10 @@
                 |         |             |             |           |
                 +---------+-------------+-------------+-----------+-> Aborted -> Open, attempt + 1
 
+A masked round passes through ``Sharing`` between ``Open`` and ``Collecting``, and through
+``Unmasking`` between ``Collecting`` and ``Aggregating``; once its sum is revealed, a commit that
+fails is tried again in place, since to collect again would reveal another sum.
+
 Only ``Committing -> Closed`` moves the global digest.  The contributors are fixed when
 ``Collecting`` is left: later states have them and no way to add one.  Every peer's word carries the
 (round, attempt) it was said for; a word for another one is refused and the state does not move.
@@ -629,7 +633,7 @@ def _hear_while_unmasking(state: Unmasking, event: FromPeer) -> Step[State, Acti
 
 
 def _misplaced(state: State, event: FromPeer) -> Step[State, Action]:
-    reason = f"{type(event).__name__} came while the round is {public_state(state)}"
+    reason = f"{type(event).__name__} came while the round is {type(state).__name__.lower()}"
     return state, (Refuse(event.node, "misplaced", reason),)
 
 
@@ -667,11 +671,14 @@ def _consider_collect(state: Open) -> Step[State, Action]:
 
 
 def _collect(
-    ground: Ground, expected: tuple[Binding, ...], threshold: int = 0
+    ground: Ground,
+    expected: tuple[Binding, ...],
+    dropped: tuple[Dropped, ...] = (),
+    threshold: int = 0,
 ) -> Step[State, Action]:
     begin = BeginCollect(tuple(b.node for b in expected))
     arm = ArmTimer(Timer.COLLECT, ground.rules.collect_timeout_s)
-    return Collecting(ground, expected, threshold=threshold), (begin, arm)
+    return Collecting(ground, expected, dropped=dropped, threshold=threshold), (begin, arm)
 
 
 # ---- masks: shares before the updates, answers after them ----
@@ -704,22 +711,29 @@ def _leave_sharing(state: Sharing, dropped: Dropped) -> Step[State, Action]:
     return _consider_masked_collect(after, hurry=False)
 
 
+def _due_to_share(state: Sharing) -> frozenset[NodeId]:
+    gone = {d.node for d in state.dropped}
+    return frozenset(b.node for b in state.bound) - gone - set(state.shared)
+
+
 def _sharing_verdict(state: Sharing, *, hurry: bool) -> quorum.Verdict:
     need = max(state.ground.rules.quorum, state.threshold)
-    gone = {d.node for d in state.dropped}
-    due = frozenset(b.node for b in state.bound) - gone - set(state.shared)
-    return quorum.to_share(need, frozenset(state.shared), due, hurry=hurry)
+    return quorum.to_share(need, frozenset(state.shared), _due_to_share(state), hurry=hurry)
 
 
 def _consider_masked_collect(state: Sharing, *, hurry: bool) -> Step[State, Action]:
     ground = state.ground
+    silence = f"no mask shares within {ground.rules.share_timeout_s:g} s"
+    late = sorted(_due_to_share(state)) if hurry else ()
+    dropped = (*state.dropped, *(Dropped(n, "timeout", silence) for n in late))
     match _sharing_verdict(state, hurry=hurry):
         case quorum.Enough(nodes=nodes):
             expected = tuple(b for b in state.bound if b.node in nodes)
-            after, actions = _collect(ground, expected, state.threshold)
+            after, actions = _collect(ground, expected, dropped, state.threshold)
             return after, (CancelTimer(Timer.SHARE), *actions)
         case quorum.TooFew(reason=reason):
-            return _abort(ground, "secure_aggregation", reason, Response.RETRY)
+            text = _with_reasons(reason, dropped)
+            return _abort(ground, "secure_aggregation", text, Response.RETRY)
         case quorum.NotYet():
             return state, ()
 
@@ -752,7 +766,9 @@ def _consider_sum(state: Unmasking, *, hurry: bool) -> Step[State, Action]:
             aggregating = Aggregating(state.ground, state.contributors, state.dropped)
             return aggregating, (CancelTimer(Timer.UNMASK), DeriveSum(state.contributors))
         case quorum.TooFew(reason=reason):
-            return _abort(state.ground, "secure_aggregation", reason, Response.RETRY)
+            silent = (c.node for c in state.contributors if c.node not in state.answered)
+            text = f"{reason}; no answer of {_several(tuple(n[:12] for n in silent))}"
+            return _abort(state.ground, "secure_aggregation", text, Response.RETRY)
         case quorum.NotYet():
             return state, ()
 
@@ -761,7 +777,9 @@ def _open_verdict(state: Open) -> quorum.Enough | quorum.NotYet:
     declined = {d.node for d in state.declined}
     asked = frozenset(n for n in state.ground.here if n not in declined)
     bound = frozenset(b.node for b in state.bound)
-    return quorum.to_collect(state.ground.rules.quorum, asked, bound, hurry=state.hurry)
+    rules = state.ground.rules
+    k = max(rules.quorum, rules.threshold) if rules.masked else rules.quorum
+    return quorum.to_collect(k, asked, bound, hurry=state.hurry)
 
 
 def _announce(state: Collecting, event: UpdateAnnounced) -> Step[State, Action]:
@@ -850,11 +868,17 @@ def outstanding(state: Collecting) -> frozenset[NodeId]:
     return frozenset(b.node for b in state.expected) - settled
 
 
+def _collecting_verdict(state: Collecting, *, hurry: bool) -> quorum.Verdict:
+    # Only those who contributed can unmask, so fewer than the threshold of them are in vain.
+    k = max(state.ground.rules.quorum, state.threshold)
+    verified = frozenset(c.node for c in state.verified)
+    return quorum.to_aggregate(k, verified, outstanding(state), hurry=hurry)
+
+
 def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action]:
     ground = state.ground
     late = outstanding(state)
-    verified = frozenset(c.node for c in state.verified)
-    match quorum.to_aggregate(ground.rules.quorum, verified, late, hurry=hurry):
+    match _collecting_verdict(state, hurry=hurry):
         case quorum.Enough():
             contributors = tuple(sorted(state.verified, key=lambda c: c.node))
             reason = f"no update within {ground.rules.collect_timeout_s:g} s"
@@ -864,8 +888,7 @@ def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action
             after, actions = _freeze(frozen, contributors)
             return after, (CancelTimer(Timer.COLLECT), *drops, *actions)
         case quorum.TooFew(reason=reason):
-            gone = _several(tuple(f"{d.node[:12]}: {d.reason}" for d in state.dropped))
-            text = f"{reason} ({gone})" if gone else reason
+            text = _with_reasons(reason, state.dropped)
             return _abort(ground, "fault_tolerance_exceeded", text, Response.RETRY)
         case quorum.NotYet():
             return state, ()
@@ -1012,6 +1035,11 @@ def _open_reason(state: Open) -> str:
     return f"OPEN: {reason}" + (f"; {said}" if said else "")
 
 
+def _with_reasons(reason: str, dropped: tuple[Dropped, ...]) -> str:
+    gone = _several(tuple(f"{d.node[:12]}: {d.reason}" for d in dropped))
+    return f"{reason} ({gone})" if gone else reason
+
+
 def _several(sentences: tuple[str, ...]) -> str:
     more = len(sentences) - MAX_REASONS
     tail = (f"and {more} more",) if more > 0 else ()
@@ -1075,9 +1103,7 @@ def waiting(state: State) -> Waiting:
         case Open():
             return _undecided(_open_verdict(state))
         case Collecting():
-            verified = frozenset(c.node for c in state.verified)
-            k = state.ground.rules.quorum
-            return _undecided(quorum.to_aggregate(k, verified, outstanding(state), hurry=False))
+            return _undecided(_collecting_verdict(state, hurry=False))
         case Sharing():
             return _undecided(_sharing_verdict(state, hurry=False))
         case Unmasking():

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,91 @@ def test_to_collect(asked: str, bound: str, hurry: bool, verdict: quorum.Verdict
 )
 def test_to_aggregate(verified: str, late: str, hurry: bool, verdict: quorum.Verdict) -> None:
     assert quorum.to_aggregate(2, nodes(verified), nodes(late), hurry=hurry) == verdict
+
+
+@pytest.mark.parametrize(
+    ("shared", "due", "hurry", "verdict"),
+    [
+        (
+            "",
+            "cab",
+            False,
+            NotYet("waiting for the mask shares of 3 of 3 bound (have 0, need 2)", tuple("abc")),
+        ),
+        (
+            "ab",
+            "c",
+            False,
+            NotYet("waiting for the mask shares of 1 of 3 bound (have 2, need 2)", ("c",), True),
+        ),
+        ("ab", "c", True, Enough(("a", "b"))),
+        ("ba", "", False, Enough(("a", "b"))),
+        ("a", "", False, TooFew("only 1 of the 2 participants needed can exchange shares")),
+        ("a", "bc", True, TooFew("only 1 of the 2 participants needed can exchange shares")),
+    ],
+)
+def test_to_share(shared: str, due: str, hurry: bool, verdict: quorum.Verdict) -> None:
+    assert quorum.to_share(2, nodes(shared), nodes(due), hurry=hurry) == verdict
+
+
+NONE_OF_TWO = "only 1 of the 2 unmasking answers needed can arrive; nothing was revealed"
+
+
+@pytest.mark.parametrize(
+    ("answered", "due", "hurry", "verdict"),
+    [
+        (
+            "b",
+            "ca",
+            False,
+            NotYet(
+                "waiting for the unmasking answers of 2 of 3 survivors (have 1, threshold 2)",
+                tuple("ac"),
+            ),
+        ),
+        (
+            "ab",
+            "c",
+            False,
+            NotYet(
+                "waiting for the unmasking answers of 1 of 3 survivors (have 2, threshold 2)",
+                ("c",),
+                True,
+            ),
+        ),
+        ("ab", "c", True, Enough(("a", "b"))),
+        ("ba", "", False, Enough(("a", "b"))),
+        ("a", "", False, TooFew(NONE_OF_TWO)),
+        ("a", "bc", True, TooFew(NONE_OF_TWO)),
+    ],
+)
+def test_to_unmask(answered: str, due: str, hurry: bool, verdict: quorum.Verdict) -> None:
+    assert quorum.to_unmask(2, nodes(answered), nodes(due), hurry=hurry) == verdict
+
+
+@pytest.mark.parametrize("decide", [quorum.to_share, quorum.to_unmask])
+@given(k=st.integers(1, 8), done=SETS, others=SETS, hurry=st.booleans())
+def test_masks_never_go_on_below_what_they_need(
+    decide: Callable[..., quorum.Verdict],
+    k: int,
+    done: frozenset[NodeId],
+    others: frozenset[NodeId],
+    hurry: bool,
+) -> None:
+    due = others - done
+    possible = len(done) + (0 if hurry else len(due))
+    match decide(k, done, due, hurry=hurry):
+        case TooFew():
+            assert possible < k
+        case Enough(nodes=chosen):
+            assert list(chosen) == sorted(done)
+            assert len(done) >= k
+            assert hurry or not due
+        case NotYet(on=on, sufficient=sufficient):
+            assert not hurry
+            assert possible >= k
+            assert list(on) == sorted(due)
+            assert sufficient == (len(done) >= k)
 
 
 @given(k=st.integers(1, 8), asked=SETS, bound=SETS, hurry=st.booleans())
