@@ -17,6 +17,10 @@ from lensemble.ids import Digest
 from lensemble.params import FlatParameters, ParamLayout, layout_of
 from lensemble.seeds import derive
 
+NOISE_TAIL = 8.5
+"""Standard deviations of noise that the field has room for: 25 million draws in each of a thousand
+rounds all stay within with a probability of 1 - 5e-7."""
+
 
 class _Terms(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -56,7 +60,7 @@ class Inner(_Terms):
 
     steps: int = Field(default=50, ge=1, le=100_000)
     batch: int = Field(default=64, ge=1, le=65_536)
-    lr: float = Field(default=2e-3, gt=0, le=1)
+    lr: float = Field(default=4e-3, gt=0, le=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.99, ge=0, lt=1)
     weight_decay: float = Field(default=1e-4, ge=0, le=1)
@@ -70,7 +74,7 @@ class Objective(_Terms):
     lambda_pred: float = Field(default=1.0, ge=0)
     lambda_sig: float = Field(default=5.12, ge=0)
     lambda_anc: float = Field(default=0.0, ge=0)
-    sketch_dim: int = Field(default=32, ge=1, le=4096)
+    sketch_dim: int = Field(default=128, ge=1, le=4096)
     knots: int = Field(default=17, ge=2, le=129)
     probe_hash: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """Of the public probe that the anchor pulls towards; each node holds the file itself."""
@@ -104,6 +108,59 @@ class FieldTerms(_Terms):
         return float(((1 << 31) - 1) // self.n_max) / float(1 << self.k)
 
 
+class Privacy(_Terms):
+    """Clipping, noise and the budget that pays for them; off unless asked for.
+
+    ``unit = "participant"``: what a node releases in a round is clipped to ``clip_norm`` and noised
+    with ``noise_multiplier * clip_norm`` per coordinate (``"local"``), or with that over
+    ``sqrt(cohort)`` (``"distributed"``), so that the sum of ``cohort`` or more carries it.  With
+    ``sample_rate`` below 1 a node enters its update into a round with that probability, by a coin
+    that nobody else sees, and noise alone otherwise.
+
+    ``unit = "episode"``: the same of every gradient inside the node, where each episode enters a
+    step with probability ``sample_rate``.
+    """
+
+    enabled: bool = False
+    unit: Literal["participant", "episode"] = "participant"
+    clip_norm: float = Field(default=1.0, gt=0, le=1e4)
+    noise_multiplier: float = Field(default=1.0, gt=0, le=1e4)
+    placement: Literal["local", "distributed"] = "local"
+    cohort: int = Field(default=3, ge=2, le=4096)
+    """Contributors of the smallest sum that is ever revealed; what ``distributed`` counts on."""
+    sample_rate: float = Field(default=1.0, gt=0, le=1)
+    epsilon: float = Field(default=8.0, gt=0, le=1e4)
+    delta: float = Field(default=1e-5, gt=0, lt=0.1)
+
+    @model_validator(mode="after")
+    def _steps_are_noised_where_they_are_taken(self) -> "Privacy":
+        if self.unit == "episode" and self.placement == "distributed":
+            raise ValueError(
+                'unit "episode" adds its noise inside each node; placement must be "local"'
+            )
+        return self
+
+    @property
+    def of_participants(self) -> bool:
+        """Whether what is released is clipped and noised as a whole."""
+        return self.enabled and self.unit == "participant"
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of the noise that one node adds to a coordinate."""
+        spread = math.sqrt(self.cohort) if self.placement == "distributed" else 1.0
+        return self.noise_multiplier * self.clip_norm / spread
+
+
+class Release(_Terms):
+    """What happens to an update, last of all, before it is encoded.
+
+    ``int8``: each block of 256 coordinates is rounded to 255 steps of its largest.
+    """
+
+    quantize: Literal["none", "int8"] = "none"
+
+
 class Workload(_Terms):
     """Everything that participants must agree on to train one model."""
 
@@ -114,12 +171,55 @@ class Workload(_Terms):
     objective: Objective = Objective()
     outer: Outer = Outer()
     field: FieldTerms = FieldTerms()
+    privacy: Privacy = Privacy()
+    release: Release = Release()
 
     @model_validator(mode="after")
     def _field_leaves_room(self) -> "Workload":
         if self.field.bound < 2 ** (1 - self.field.k):
             raise ValueError("field.k and field.n_max leave no room for a single step of the field")
+        if self.privacy.of_participants:
+            self._leave_room_for_noise()
         return self
+
+    @model_validator(mode="after")
+    def _episodes_are_there(self) -> "Workload":
+        noop = isinstance(self.task, NoopTask)
+        if self.privacy.enabled and self.privacy.unit == "episode" and noop:
+            raise ValueError('the no-op task has no episodes; privacy.unit must be "participant"')
+        return self
+
+    def _leave_room_for_noise(self) -> None:
+        terms, private = self.field, self.privacy
+        reach = self.sum_bound(terms.n_max)
+        most = math.floor(31 - math.log2(reach))
+        if terms.k > most:
+            spread = private.noise_sd * math.sqrt(terms.n_max)
+            raise ValueError(
+                f"field.k is {terms.k}; {terms.n_max} updates (field.n_max) of norm "
+                f"{private.clip_norm:g} (privacy.clip_norm) and {NOISE_TAIL:g} standard deviations "
+                f"of their noise ({spread:.4g}) reach {reach:.4g}, for which field.k may be at "
+                f"most {most}"
+            )
+
+    @property
+    def coordinate_bound(self) -> float:
+        """Largest absolute value of one coordinate that a node may encode, its noise included."""
+        private = self.privacy
+        if not private.of_participants:
+            return self.field.bound
+        return private.clip_norm + NOISE_TAIL * private.noise_sd
+
+    def sum_bound(self, contributors: int) -> float:
+        """What a coordinate of the sum of ``contributors`` honest updates stays within.
+
+        Noise adds up by its variance, so this is less than so many times ``coordinate_bound``.
+        """
+        private = self.privacy
+        if not private.of_participants:
+            return contributors * self.field.bound
+        tail = NOISE_TAIL * private.noise_sd * math.sqrt(contributors)
+        return contributors * private.clip_norm + tail
 
     def canonical(self) -> bytes:
         """Sorted compact ASCII JSON of every key."""

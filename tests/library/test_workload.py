@@ -1,5 +1,8 @@
 import hashlib
 import json
+import math
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from lensemble.workload import (
     Inner,
     NoopTask,
     Objective,
+    Privacy,
+    Release,
     Workload,
     WorldModelTask,
     initial_parameters,
@@ -23,7 +28,7 @@ from lensemble.workload import (
 def test_the_defaults_are_a_contract() -> None:
     """A change of a default changes every config hash and every warm start: it is on purpose."""
     workload = Workload()
-    assert workload.digest == "7892843cb54e81d55cd90999856eb3487f25b031fc639afd9c32b6e8b91a12ba"
+    assert workload.digest == "78ee3bcdcd8db42032f65f81356f9e3cdf26e47568e1319f6cf7b6e31e66f2ad"
     assert layout(workload).digest == (
         "7514fec2a150bedb239c824c0701d52c42c39e19099de18819686a3ccb2b500c"
     )
@@ -86,6 +91,13 @@ def test_a_whole_number_is_the_same_weight() -> None:
         {"outer": {"dtype": "bf16"}},
         {"field": {"k": 31}},
         {"field": {"k": 30, "n_max": 4096, "more": 1}},
+        {"privacy": {"noise_multiplier": 0.0}},
+        {"privacy": {"clip_norm": 0.0}},
+        {"privacy": {"sample_rate": 0.0}},
+        {"privacy": {"delta": 1.0}},
+        {"privacy": {"unit": "episode", "placement": "distributed"}},
+        {"privacy": {"enabled": True, "unit": "episode"}, "task": {"kind": "noop"}},
+        {"release": {"quantize": "int4"}},
     ],
     ids=str,
 )
@@ -126,3 +138,69 @@ def test_the_warm_start_depends_on_the_seed_and_the_name_alone() -> None:
 def test_the_noop_warm_start_is_zero() -> None:
     flat = initial_parameters(Workload(task=NoopTask(parameters=10)))
     assert np.array_equal(flat, np.zeros(10, dtype=np.float32))
+
+
+# ---- privacy ----
+
+
+def private(n_max: int = 64, k: int = 20, **terms: object) -> Workload:
+    return Workload(
+        field=FieldTerms(k=k, n_max=n_max),
+        privacy=Privacy.model_validate({"enabled": True} | terms),
+    )
+
+
+def test_the_field_must_have_room_for_the_noise_and_says_how_much() -> None:
+    assert private(k=23).sum_bound(64) == 132.0
+    assert private(k=24, placement="distributed", cohort=64).sum_bound(64) == 72.5
+    with pytest.raises(ValidationError, match=r"field\.k is 24.*reach 132.*at most 23"):
+        private(k=24)
+    off = Workload(privacy=Privacy(noise_multiplier=1000.0))
+    assert off.coordinate_bound == off.field.bound
+    episodes = private(k=24, unit="episode", noise_multiplier=1000.0)
+    assert episodes.coordinate_bound == episodes.field.bound
+
+
+@given(
+    st.integers(8, 30),
+    st.integers(1, 4096),
+    st.floats(1e-3, 100.0),
+    st.floats(1e-2, 100.0),
+    st.booleans(),
+)
+def test_no_sum_that_is_allowed_wraps(
+    k: int, n_max: int, clip: float, sigma: float, spread: bool
+) -> None:
+    cohort = max(2, n_max)
+    terms = {
+        "clip_norm": clip,
+        "noise_multiplier": sigma,
+        "placement": "distributed" if spread else "local",
+        "cohort": cohort,
+    }
+    each = sigma * clip / (math.sqrt(cohort) if spread else 1.0)
+    reach = n_max * clip + 8.5 * each * math.sqrt(n_max)
+    try:
+        workload = private(n_max, k, **terms)
+    except ValidationError:
+        assert reach * 2.0**k > 2.0**31 * (1 - 1e-9)
+    else:
+        assert workload.sum_bound(n_max) == pytest.approx(reach)
+        assert workload.sum_bound(n_max) * 2.0**k <= 2.0**31 * (1 + 1e-9)
+        assert workload.privacy.noise_sd == pytest.approx(each)
+
+
+def test_the_shipped_file_states_every_key() -> None:
+    def keys(tree: dict[str, object], under: str = "") -> set[str]:
+        found = set()
+        for name, value in tree.items():
+            found |= keys(value, f"{name}.") if isinstance(value, dict) else {under + name}
+        return found
+
+    path = Path(__file__).parents[2] / "configs" / "workloads" / "arm.toml"
+    tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    whole = Workload.model_validate(tree)
+    assert keys(tree) == keys(whole.model_dump(mode="json"))
+    assert whole.inner == Inner()
+    assert whole.objective == Objective()
+    assert (whole.privacy, whole.release) == (Privacy(), Release())
