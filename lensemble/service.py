@@ -1,5 +1,6 @@
 """What both daemons do around their ``serve``: logs, signals, identity, endpoint, last words."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -21,6 +22,9 @@ from lensemble.transport.iroh_driver import IrohDriver
 EXIT_FATAL = 1
 EXIT_CONFIG = 2
 PRIVATE_UMASK = 0o007
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+LARGE_BYTES = 1 << 17
+"""A buffer this long gets pages of its own, which go back to the kernel when it is freed."""
 
 
 class Configured(Protocol):
@@ -46,6 +50,7 @@ def run(part: str, config: Configured, serve: Serve) -> int:
     that begins with ``fatal:`` and status 1; a fault of the program with its traceback before that.
     """
     os.umask(PRIVATE_UMASK)
+    _share_one_heap()
     logs.configure(config.log.level, config.log.format)
     sys.excepthook = _last_words
     status = 0
@@ -56,6 +61,17 @@ def run(part: str, config: Configured, serve: Serve) -> int:
         sys.stderr.write(f"fatal: {first.message}\nTry: {first.remediation}\n")
         status = EXIT_FATAL
     return status
+
+
+def _share_one_heap() -> None:
+    """Keep memory from growing with the number of threads and nodes.
+
+    glibc gives each thread a heap of its own and keeps in it what chunks leave behind.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_ARENA_MAX, 1)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def refuse(error: LensembleError) -> int:
