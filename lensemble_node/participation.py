@@ -693,8 +693,10 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
             return state, (Count("stale_epoch", f"epoch {message.epoch}, now {session.epoch}"),)
         case messages.RoundOpen() | messages.Collect() | messages.RoundClose():
             return _of_round(state, joined, message)
-        case _:
+        case messages.Leave() | messages.Provision() | messages.Teardown():
             return _of_session(state, joined, message)
+        case _:
+            return state, (Count("out_of_place", type(message).__name__),)
 
 
 def _of_session(

@@ -83,10 +83,15 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
-    """It ended without being asked to; another one follows in ``restart_s`` seconds."""
+    """It ended without being asked to; another one follows in ``restart_s`` seconds.
+
+    ``fault`` says how, in our own words.  ``words`` are what it printed: they may hold anything
+    that was in its memory, and stay on this node.
+    """
 
     generation: int
     fault: str
+    words: str
     restart_s: float
 
 
@@ -204,6 +209,7 @@ class Supervisor:
         self._restarts = 0
         self._malformed = 0
         self._last_fault = ""
+        self._words = ""
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._log = logger("supervisor")
 
@@ -256,16 +262,25 @@ class Supervisor:
     async def _rest(self, fault: str, failures: int) -> None:
         longest = self._launch.backoff_max_s
         delay = min(self._launch.backoff_s * float(1 << min(failures - 1, 30)), longest)
+        words = self._words
         self._restarts += 1
-        self._state, self._last_fault = "waiting", fault
-        self._log.error("worker.died", generation=self._generation, reason=fault, restart_s=delay)
-        await self._hear(Died(self._generation, fault, delay))
+        self._state = "waiting"
+        self._last_fault = f"{fault}; its last words: {words}" if words else fault
+        self._log.error(
+            "worker.died",
+            generation=self._generation,
+            reason=fault,
+            words=words,
+            restart_s=delay,
+        )
+        await self._hear(Died(self._generation, fault, words, delay))
         with trio.move_on_after(delay):
             await self._changed.wait()
 
     async def _live(self) -> str | None:
         """Run one process to its end; why it died, or None if its configuration changed."""
         self._generation += 1
+        self._words = ""
         try:
             life = _Life(self._launch, self._generation)
         except OSError as error:
@@ -315,24 +330,26 @@ class Supervisor:
                 await self._hear(Said(life.generation, signals.parse_event(line)))
         except WorkerFault as fault:
             self._malformed += 1
-            life.kill(fault.message)
+            self._words = fault.message
+            life.kill("what it said is not the worker protocol")
 
     async def _read_stderr(self, life: _Life) -> None:
         reader = _LineReader(life.stderr, STDERR_LINE_BYTES)
         while line := await reader.next():
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
+            if not life.killed_for:
+                self._words = text
             self._log.debug("worker.stderr", generation=life.generation, line=text)
 
     def _explain(self, life: _Life, status: int) -> str:
         if life.killed_for:
-            return f"the worker (pid {life.popen.pid}) was ended: {life.killed_for}"
-        if status < 0:
+            how = f"was ended: {life.killed_for}"
+        elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         else:
             how = f"exited with status {status}"
-        last = f"; its last words: {self._stderr[-1]}" if self._stderr else ""
-        return f"the worker (pid {life.popen.pid}) {how}{last}"
+        return f"the worker (pid {life.popen.pid}) {how}"
 
 
 class _LineReader:
