@@ -11,14 +11,20 @@ from lensemble.wire import codec, messages
 from lensemble.wire.messages import FromNode
 
 MAX_BYTES = 64
-"""The longest value of bytes: a signature, an invite."""
+"""The longest value of bytes where ``LONGER`` says nothing else: a signature, an invite."""
 
 MAX_TEXT = 500
 MAX_INTEGERS = messages.MAX_EDGES_PER_NODE
-MAX_PAYLOAD_BYTES = 8192
+MAX_PIECES = 128
+"""Sealed shares in one message: as many as a node has neighbours."""
+
+MAX_PAYLOAD_BYTES = 1 << 15
 """No message of a node needs more, encoded."""
 
-MEASURED = frozenset({"l2_norm", "loss"})
+LONGER = {"Shares.commitments": 1 << 13, "Shares.sealed": 92, "UnmaskAnswer.shares": 1 << 13}
+"""Public points and shares of masks, in bytes; of ``sealed`` each."""
+
+MEASURED = frozenset({"Update.l2_norm", "Update.loss"})
 """The only fields that may hold a real number."""
 
 _ALLOWED = (
@@ -28,8 +34,10 @@ _ALLOWED = (
     messages.TornDown,
     messages.EdgeLost,
     messages.Commitment,
+    messages.Shares,
     messages.Progress,
     messages.Update,
+    messages.UnmaskAnswer,
     messages.Fault,
 )
 
@@ -40,33 +48,45 @@ def permit(message: FromNode) -> bytes:
     Raises:
         ResidencyViolation: a type that no node sends, or a value that no message of a node holds.
     """
-    kind = type(message)
-    if kind not in _ALLOWED:
-        raise ResidencyViolation(f"a node does not send {kind.__name__}")
-    for field in msgspec.structs.fields(kind):
-        _check(f"{kind.__name__}.{field.name}", field.name, getattr(message, field.name))
+    if type(message) not in _ALLOWED:
+        raise ResidencyViolation(f"a node does not send {type(message).__name__}")
+    _check_fields(message)
     payload = codec.encode(message)
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ResidencyViolation(f"{kind.__name__} takes {len(payload)} bytes; {MAX_PAYLOAD_BYTES}")
+        name = type(message).__name__
+        raise ResidencyViolation(f"{name} takes {len(payload)} bytes, over {MAX_PAYLOAD_BYTES}")
     return payload
 
 
-def _check(where: str, name: str, value: object) -> None:
+def _check_fields(message: msgspec.Struct) -> None:
+    kind = type(message)
+    for field in msgspec.structs.fields(kind):
+        where, value = f"{kind.__name__}.{field.name}", getattr(message, field.name)
+        if type(value) is messages.MaskKeys:
+            _check_fields(value)
+        elif not (_fits_all(where, value) if isinstance(value, tuple) else _fits(where, value)):
+            raise ResidencyViolation(f"{where} may not hold a {type(value).__name__} like this one")
+
+
+def _fits_all(where: str, parts: tuple[object, ...]) -> bool:
+    if all(type(part) is int for part in parts):
+        return len(parts) <= MAX_INTEGERS and all(_fits(where, part) for part in parts)
+    # Bytes only where pieces of them are due, so that nothing is cut up to get out.
+    pieces = where in LONGER and all(type(part) is bytes for part in parts)
+    return pieces and len(parts) <= MAX_PIECES and all(_fits(where, part) for part in parts)
+
+
+def _fits(where: str, value: object) -> bool:
     match value:
         case None | bool():
-            return
+            return True
         case int():
-            fits = -1 <= value < 1 << 63
+            return -1 <= value < 1 << 63
         case str():
-            fits = len(value) <= MAX_TEXT
+            return len(value) <= MAX_TEXT
         case bytes():
-            fits = len(value) <= MAX_BYTES
+            return len(value) <= LONGER.get(where, MAX_BYTES)
         case float():
-            fits = name in MEASURED
-        case tuple():
-            whole = all(type(part) is int and 0 <= part < 1 << 64 for part in value)
-            fits = whole and len(value) <= MAX_INTEGERS
+            return where in MEASURED
         case _:
-            fits = False
-    if not fits:
-        raise ResidencyViolation(f"{where} may not hold a {type(value).__name__} like this one")
+            return False

@@ -15,8 +15,10 @@ KINDS = (
     messages.TornDown,
     messages.EdgeLost,
     messages.Commitment,
+    messages.Shares,
     messages.Progress,
     messages.Update,
+    messages.UnmaskAnswer,
     messages.Fault,
 )
 
@@ -36,6 +38,7 @@ def progress(**changes: object) -> messages.Progress:
 
 hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
 counts = st.integers(0, 1 << 62)
+key = st.binary(min_size=32, max_size=32)
 sentences = st.text(max_size=500)
 FIELDS: dict[str, st.SearchStrategy[object]] = {
     "federation": st.text("0123456789abcdef", min_size=32, max_size=32),
@@ -43,8 +46,11 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "speaks": st.tuples(st.integers(0, 9), st.integers(0, 9)),
     "invite": st.binary(max_size=64),
     "signature": st.binary(min_size=64, max_size=64),
-    "mask_key": st.none() | st.binary(min_size=32, max_size=32),
-    "share_key": st.none() | st.binary(min_size=32, max_size=32),
+    "keys": st.none()
+    | st.builds(messages.MaskKeys, mask_key=key, share_key=key, self_commitment=key),
+    "commitments": st.binary(max_size=1 << 13),
+    "shares": st.binary(max_size=1 << 13),
+    "sealed": st.lists(st.binary(min_size=92, max_size=92), max_size=128).map(tuple),
     "edges": st.lists(counts, max_size=256).map(tuple),
     "phase": st.sampled_from(["fetching", "training", "sent"]),
     "reused": st.booleans(),
@@ -85,6 +91,8 @@ smuggled = st.one_of(
     st.integers(min_value=1 << 63),
     st.builds(bytearray, st.binary(min_size=1)),
     st.builds(memoryview, st.binary(min_size=1)),
+    st.lists(st.binary(min_size=1, max_size=64), min_size=1).map(tuple),
+    st.just(round_open()),
 )
 
 
