@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import Field, Strict, model_validator
 
 from lensemble.config import ConfigPath, OptionalPath, Section, commented
 from lensemble.settings import (
@@ -24,6 +24,7 @@ TITLE = (
 )
 
 DEFAULT_PORT = 7707
+MIN_MASKED = 3
 
 
 class ListenSection(Heartbeats):
@@ -72,7 +73,8 @@ class RoundsSection(Section):
         ge=0,
         le=4096,
         description=(
-            "The quorum is the larger of min_participants and this; 0 asks for nothing more."
+            "The quorum is the larger of min_participants and this, and a masked sum is revealed "
+            "only with so many answers, always with more than half; 0 asks for nothing more."
         ),
     )
     max_participants: int = Field(
@@ -114,22 +116,34 @@ class RoundsSection(Section):
             'federation, or "exclude" that update and go on with a quorum.'
         ),
     )
-    aggregation: str = Field(
+    aggregation: Literal["masked", "plain"] = Field(
         "plain",
         description=(
-            'Only "plain" is accepted: the coordinator sees the update of each participant.'
+            '"masked": the coordinator learns the sum of the updates and who contributed, nothing '
+            'about one update. "plain": it sees each one; for research, and every status says so.'
         ),
     )
-
-    @field_validator("aggregation")
-    @classmethod
-    def _only_plain(cls, value: str) -> str:
-        if value != "plain":
-            raise ValueError(
-                'this version aggregates only "plain": the coordinator sees each update, and '
-                "promises no masking"
-            )
-        return value
+    allow_two_party: bool = Field(
+        False,
+        description=(
+            "Whether a masked round may have fewer than three contributors, who could each tell "
+            "the other's update from the sum."
+        ),
+    )
+    share_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=86_400,
+        description="Masked: wait this long for the participants' encrypted mask shares.",
+    )
+    unmask_timeout_s: float = Field(
+        15.0,
+        gt=0,
+        le=86_400,
+        description=(
+            "Masked: once a threshold has answered, wait at most this long for other survivors."
+        ),
+    )
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> "RoundsSection":
@@ -137,12 +151,23 @@ class RoundsSection(Section):
             raise ValueError(
                 f"max_participants = {self.max_participants} admits no quorum of {self.quorum}"
             )
+        if self.masked and self.quorum < MIN_MASKED and not self.allow_two_party:
+            raise ValueError(
+                f"a masked round with {self.quorum} contributors hides nothing between the two: "
+                f"give min_participants = {MIN_MASKED} or more, or accept that with "
+                "allow_two_party = true"
+            )
         if self.retry_backoff_max_s < self.retry_backoff_s:
             raise ValueError(
                 f"retry_backoff_max_s = {self.retry_backoff_max_s} is below retry_backoff_s = "
                 f"{self.retry_backoff_s}"
             )
         return self
+
+    @property
+    def masked(self) -> bool:
+        """Whether updates are masked."""
+        return self.aggregation == "masked"
 
     @property
     def quorum(self) -> int:

@@ -15,14 +15,23 @@ import trio
 
 from lensemble import seeds
 from lensemble.actor import Timers, run_machine
-from lensemble.errors import LensembleError, OperatorError, Response, StorageError
+from lensemble.errors import (
+    InvariantError,
+    LensembleError,
+    OperatorError,
+    Response,
+    SecureAggregationError,
+    StorageError,
+)
 from lensemble.ids import Digest, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.wire import messages
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import outer_round
+from lensemble_coord.training.aggregate import Addend
 from lensemble_coord.training.journal import Journal
+from lensemble_coord.training.masking import Leftover, Masking
 from lensemble_coord.training.rows import Run
 from lensemble_coord.training.session import Session
 from lensemble_coord.training.spool import SpoolFile
@@ -71,7 +80,9 @@ Turn: TypeAlias = (
 ToNode: TypeAlias = (
     outer_round.AskAlso
     | outer_round.OfferState
+    | outer_round.SendRoster
     | outer_round.BeginCollect
+    | outer_round.RequestUnmask
     | outer_round.Refuse
     | outer_round.DropUpdate
 )
@@ -102,6 +113,8 @@ class Rounds:
         self.log = logger("rounds")
         self._inbox, self._events = trio.open_memory_channel[outer_round.Event](INBOX_EVENTS)
         self._opening: messages.RoundOpen | None = None
+        self._members: dict[NodeId, messages.RosterEntry] = {}
+        self._masking: Masking | None = None
         self._seconds: dict[str, float] = {}
         self._left_out: tuple[outer_round.Dropped, ...] = ()
         self._spooled: dict[NodeId, SpoolFile] = {}
@@ -124,6 +137,10 @@ class Rounds:
                 retry_backoff_s=rules.retry_backoff_s,
                 retry_backoff_max_s=rules.retry_backoff_max_s,
                 on_commitment_mismatch=rules.on_commitment_mismatch,
+                masked=rules.masked,
+                threshold=rules.secure_agg_threshold,
+                share_timeout_s=rules.share_timeout_s,
+                unmask_timeout_s=rules.unmask_timeout_s,
             ),
             round=position.round,
             attempt=position.attempt,
@@ -250,8 +267,12 @@ class Rounds:
                 self._tell_opening((node,))
             case outer_round.OfferState(node=node, from_byte=from_byte):
                 self._offer_state(node, from_byte)
+            case outer_round.SendRoster():
+                self._nursery.start_soon(self._send_roster, action)
             case outer_round.BeginCollect(nodes=nodes):
                 self._begin_collect(nodes)
+            case outer_round.RequestUnmask(survivors=survivors):
+                self._request_unmask(survivors)
             case outer_round.Refuse(node=node, code=code, reason=reason):
                 self._refuse(node, code, reason)
             case outer_round.DropUpdate(node=node):
@@ -297,6 +318,7 @@ class Rounds:
     def _offer_state(self, node: NodeId, from_byte: int) -> None:
         ground = self.state.ground
         for session in self._present((node,)):
+            self._remember_keys(session)
             if from_byte >= self.layout.nbytes:
                 session.holds_state()
             else:
@@ -306,7 +328,10 @@ class Rounds:
 
     def _begin_collect(self, nodes: tuple[NodeId, ...]) -> None:
         ground = self.state.ground
+        if self._masking is not None:
+            self._masking.start(nodes)
         for session in self._present(nodes):
+            envelopes = self._masking.envelopes(session.node) if self._masking else ()
             session.tell(
                 messages.Collect(
                     federation=self.store.federation,
@@ -315,8 +340,104 @@ class Rounds:
                     attempt=ground.attempt,
                     roster=nodes,
                     send_within_s=ground.rules.collect_timeout_s,
+                    envelopes=envelopes,
                 )
             )
+
+    # ---- masks ----
+
+    def _remember_keys(self, session: Session) -> None:
+        """Keep the keys of a commitment that the machine has just accepted."""
+        commitment = session.commitment
+        if commitment is not None and commitment.keys is not None:
+            self._members[session.node] = messages.RosterEntry(
+                node=session.node,
+                dataset_root=commitment.dataset_root,
+                keys=commitment.keys,
+                signature=commitment.signature,
+            )
+
+    async def _send_roster(self, action: outer_round.SendRoster) -> None:
+        """Build the roster in a thread, since every key is checked, and tell it to its members."""
+        at = (self.state.ground.round, self.state.ground.attempt)
+        members = [self._members[each.node] for each in action.bound]
+        where = (self.store.federation, *at)
+        seed = seeds.sketch(self.workload.root_seed, at[0])
+        build = partial(Masking, where, members, action.threshold, seed)
+        try:
+            masking = await trio.to_thread.run_sync(build)
+        except LensembleError as error:
+            await self._failed(at, error)
+            return
+        if at != (self.state.ground.round, self.state.ground.attempt):
+            return
+        self._masking = masking
+        for session in self._present(each.node for each in action.bound):
+            session.tell(
+                messages.Roster(
+                    federation=self.store.federation,
+                    epoch=session.epoch,
+                    round=at[0],
+                    attempt=at[1],
+                    members=masking.members,
+                    threshold=action.threshold,
+                )
+            )
+
+    def _request_unmask(self, survivors: tuple[NodeId, ...]) -> None:
+        ground = self.state.ground
+        if self._masking is None:
+            raise InvariantError("a sum is to be unmasked in an attempt that was not masked")
+        self._masking.freeze(survivors)
+        for session in self._present(survivors):
+            session.tell(
+                messages.UnmaskRequest(
+                    federation=self.store.federation,
+                    epoch=session.epoch,
+                    round=ground.round,
+                    attempt=ground.attempt,
+                    survivors=survivors,
+                )
+            )
+
+    async def take_masking(
+        self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer
+    ) -> None:
+        """Keep what ``node`` shares or reveals, if it is awaited; a wrong one is none."""
+        at = (message.round, message.attempt)
+        if self._masking is not None and self._awaits(node, message):
+            try:
+                self._masking.take(node, message)
+            except SecureAggregationError as error:
+                self._refuse(node, error.code, error.message)
+                await self.hear(outer_round.Declined(node, *at, error.code, error.message))
+                return
+        shares = isinstance(message, messages.Shares)
+        heard = outer_round.SharesSent if shares else outer_round.UnmaskAnswered
+        await self.hear(heard(node, *at))
+
+    def _awaits(self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer) -> bool:
+        state = self.state
+        if (message.round, message.attempt) != (state.ground.round, state.ground.attempt):
+            return False
+        match state, message:
+            case outer_round.Sharing(), messages.Shares():
+                return node not in state.shared and any(b.node == node for b in state.bound)
+            case outer_round.Unmasking(), messages.UnmaskAnswer():
+                return node not in state.answered
+            case _:
+                return False
+
+    async def check_update(self, spooled: SpoolFile) -> None:
+        """Refuse a plain update that could make the sum wrap; a masked one is uniform by design.
+
+        Raises:
+            ContractViolation: names the coordinate.
+        """
+        if not self.config.rounds.masked:
+            await trio.to_thread.run_sync(self.store.check_update, spooled)
+
+    # ---- refusals ----
 
     def _refuse(self, node: NodeId, code: str, reason: str) -> None:
         self.log.warning("peer.refused", peer=self.name(node), code=code, reason=reason)
@@ -349,6 +470,10 @@ class Rounds:
         self._drop_update(node)
         self._spooled[node] = spooled
 
+    def spooled_updates(self) -> tuple[SpoolFile, ...]:
+        """The updates that are in, as they came."""
+        return tuple(self._spooled.values())
+
     async def _work(self, action: Work) -> None:
         """Do what takes long, in a thread, and tell the machine how it ended."""
         at = (self.state.ground.round, self.state.ground.attempt)
@@ -374,8 +499,11 @@ class Rounds:
         self, at: tuple[int, int], action: outer_round.DeriveSum
     ) -> outer_round.SumDerived:
         async with self._spool_in_use:
-            spooled = [self._spooled[each.node] for each in action.contributors]
-            field_sum = await trio.to_thread.run_sync(self.store.derive_sum, spooled)
+            addends: list[Addend] = [self._spooled[each.node] for each in action.contributors]
+            if self._masking is not None:
+                terms = await trio.to_thread.run_sync(self._masking.reveal)
+                addends.append(Leftover(terms, self.layout.nbytes))
+            field_sum = await trio.to_thread.run_sync(self.store.derive_sum, addends)
         return outer_round.SumDerived(*at, field_sum)
 
     async def _diagnose(
@@ -389,7 +517,8 @@ class Rounds:
     async def _commit(
         self, at: tuple[int, int], action: outer_round.Commit
     ) -> outer_round.Advanced:
-        commit = partial(self.store.commit, *at, action.field_sum, action.contributors)
+        transcript = None if self._masking is None else self._masking.transcript()
+        commit = partial(self.store.commit, *at, action.field_sum, action.contributors, transcript)
         return outer_round.Advanced(*at, await trio.to_thread.run_sync(commit))
 
     # ---- ends ----
@@ -480,7 +609,7 @@ class Rounds:
         )
 
     def _tell_close(self, round_index: int, attempt: int, close: messages.RoundClose) -> None:
-        self._opening = None
+        self._opening, self._masking, self._members = None, None, {}
         for session in self.sessions.values():
             session.round_ended(round_index, attempt)
             session.tell(msgspec.structs.replace(close, epoch=session.epoch))

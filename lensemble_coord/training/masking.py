@@ -8,12 +8,11 @@ out.
 import threading
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from lensemble import identity
 from lensemble.errors import SecureAggregationError
-from lensemble.ids import Digest, FederationId, NodeId
+from lensemble.ids import FederationId, NodeId
 from lensemble.params import PARAMETER_BYTES
 from lensemble.secagg.keys import Context, PublicKeys
 from lensemble.secagg.masks import MaskStream, Term
@@ -22,6 +21,7 @@ from lensemble.secagg.roster import Roster
 from lensemble.secagg.shares import Dealing, check_dealing, envelopes_for
 from lensemble.secagg.unmask import Recovery, Revealed, leftover
 from lensemble.wire import messages
+from lensemble_coord.training import record
 
 
 class Leftover:
@@ -45,16 +45,6 @@ class Leftover:
         self._streams.mine.subtract(offset // PARAMETER_BYTES, words)
 
 
-class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """What fixes a masked sum beside the masked updates; goes into the ledger's record."""
-
-    threshold: int
-    roster_digest: Digest
-    revealed_digest: Digest
-    members: tuple[messages.RosterEntry, ...]
-    dealers: tuple[NodeId, ...]
-
-
 class Masking:
     """Keys, shares and answers of one attempt.
 
@@ -76,11 +66,22 @@ class Masking:
         round_seed: int,
     ) -> None:
         self.members = tuple(sorted(members, key=lambda each: each.node))
-        keys = {each.node: _public(each.keys) for each in self.members}
+        keys = {each.node: public_keys(each.keys) for each in self.members}
         self.roster = Roster(Context(*at), keys, threshold, round_seed)
         self._dealings: dict[NodeId, Dealing] = {}
         self._recovery: Recovery | None = None
         self._revealed: Revealed | None = None
+
+    def take(self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer) -> None:
+        """Keep the shares that ``node`` dealt, or those that it reveals.
+
+        Raises:
+            SecureAggregationError: see ``take_shares`` and ``take_answer``.
+        """
+        if isinstance(message, messages.Shares):
+            self.take_shares(node, message)
+        else:
+            self.take_answer(node, message)
 
     def take_shares(self, dealer: NodeId, message: messages.Shares) -> None:
         """Keep what ``dealer`` encrypted to its neighbours.
@@ -138,7 +139,7 @@ class Masking:
         self._revealed = self._asked().reveal()
         return leftover(self.roster, self._revealed)
 
-    def transcript(self) -> Transcript:
+    def transcript(self) -> record.Masking:
         """What the record of the round keeps; after ``reveal``.
 
         Raises:
@@ -146,12 +147,20 @@ class Masking:
         """
         if self._revealed is None:
             raise SecureAggregationError("the masks of this attempt were not taken off")
-        return Transcript(
+        return record.Masking(
             threshold=self.roster.threshold,
             roster_digest=self.roster.digest,
-            revealed_digest=self._revealed.digest(self.roster),
-            members=self.members,
+            members=tuple(
+                record.MaskedMember(
+                    node=each.node,
+                    dataset_root=each.dataset_root,
+                    keys=published(each.keys).hex(),
+                    commitment_signature=each.signature.hex(),
+                )
+                for each in self.members
+            ),
             dealers=tuple(sorted(self._dealings)),
+            revealed_digest=self._revealed.digest(self.roster),
         )
 
     def _asked(self) -> Recovery:
@@ -160,5 +169,28 @@ class Masking:
         return self._recovery
 
 
-def _public(keys: messages.MaskKeys) -> PublicKeys:
+def public_keys(keys: messages.MaskKeys) -> PublicKeys:
+    """The keys as the primitives take them."""
     return PublicKeys(keys.mask_key, keys.share_key, keys.self_commitment)
+
+
+def published(keys: messages.MaskKeys) -> bytes:
+    """The 96 bytes of the three, in the order that records keep them."""
+    return keys.mask_key + keys.share_key + keys.self_commitment
+
+
+def keys_of(member: record.MaskedMember) -> messages.MaskKeys:
+    """The keys that a record keeps of ``member``."""
+    raw = bytes.fromhex(member.keys)
+    return messages.MaskKeys(mask_key=raw[:32], share_key=raw[32:64], self_commitment=raw[64:])
+
+
+def roster_of(kept: record.ContributionRecord, masking: record.Masking) -> Roster:
+    """The roster of a committed masked round, built anew from its record.
+
+    Raises:
+        ContractViolation, MaskingFault: the record holds none that could have been used.
+    """
+    context = Context(kept.federation, kept.round, kept.attempt)
+    keys = {each.node: public_keys(keys_of(each)) for each in masking.members}
+    return Roster(context, keys, masking.threshold, kept.sketch_seed)

@@ -68,6 +68,7 @@ class Reception:
             leases=ArenaLeases(Arena.create(config.edges.arena_bytes)),
             capacity_bytes=config.edges.capacity_bytes,
             slots=config.edges.slots,
+            masked=config.rounds.masked,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -191,7 +192,7 @@ class Reception:
             workload=self._store.workload.canonical(),
             config_hash=self._store.workload.digest,
             layout_digest=self._store.layout.digest,
-            aggregation="plain",
+            aggregation=self._config.rounds.aggregation,
             last=messages.LastRecord(
                 round=tail.round,
                 digest=tail.next_digest,

@@ -29,6 +29,25 @@ class Contributor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     update_signature: SignatureHex
 
 
+class MaskedMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A participant of the masking, contributor or not; ``keys`` are three times 32 bytes."""
+
+    node: NodeKey
+    dataset_root: Hash
+    keys: Annotated[str, Meta(pattern=r"\A[0-9a-f]{192}\Z")]
+    commitment_signature: SignatureHex
+
+
+class Masking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The transcript of a masked sum: with the masked updates and ``revealed`` it gives the sum."""
+
+    threshold: Count
+    roster_digest: Hash
+    members: Annotated[tuple[MaskedMember, ...], Meta(max_length=MAX_PARTICIPANTS)]
+    dealers: Annotated[tuple[NodeKey, ...], Meta(max_length=MAX_PARTICIPANTS)]
+    revealed_digest: Hash
+
+
 class ContributionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every input and result of one outer step; round -1 pins the initial checkpoint.
 
@@ -49,6 +68,8 @@ class ContributionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     config_hash: Hash
     layout_digest: Hash
     sketch_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    masking: Masking | None = None
+    """None if the coordinator saw each update."""
     prev_record_hash: Hash | None
 
 
@@ -133,4 +154,23 @@ def _own_faults(record: ContributionRecord) -> list[str]:
         not nodes or record.field_sum_digest is None or record.momentum_digest is None
     ):
         found.append("a round without contributors, sum or momentum")
+    if record.masking is not None:
+        found += _masking_faults(record, record.masking)
+    return found
+
+
+def _masking_faults(record: ContributionRecord, masking: Masking) -> list[str]:
+    """What is wrong with the masking of a record by itself: sets and numbers."""
+    found = []
+    members = [each.node for each in masking.members]
+    contributors = {each.node for each in record.contributors}
+    if members != sorted(set(members)) or list(masking.dealers) != sorted(set(masking.dealers)):
+        found.append("members or dealers of the masking are not sorted and distinct")
+    if not contributors <= set(masking.dealers) <= set(members):
+        found.append("a contributor did not deal, or a dealer is no member of the masking")
+    if not len(members) < 2 * masking.threshold <= 2 * len(contributors):
+        found.append(
+            f"a threshold of {masking.threshold} with {len(members)} members and "
+            f"{len(contributors)} contributors"
+        )
     return found

@@ -26,6 +26,7 @@ from lensemble.errors import (
     PeerError,
     Response,
     RoundError,
+    SecureAggregationError,
     StorageError,
 )
 from lensemble.ids import Digest, EdgeId, FederationId, NodeId, SlotIndex
@@ -35,6 +36,7 @@ from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.wire import codec, messages
 from lensemble_coord.training import outer_round
+from lensemble_coord.training.masking import public_keys
 from lensemble_coord.training.spool import SpoolFile
 
 OUTBOX_MESSAGES = 256
@@ -57,6 +59,12 @@ class Desk(Protocol):
 
     def announce_change(self) -> None: ...
 
+    async def check_update(self, spooled: SpoolFile) -> None: ...
+
+    async def take_masking(
+        self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer
+    ) -> None: ...
+
 
 class Ground(msgspec.Struct, frozen=True):
     """What all sessions of a coordinator share."""
@@ -68,6 +76,7 @@ class Ground(msgspec.Struct, frozen=True):
     leases: ArenaLeases
     capacity_bytes: int
     slots: int
+    masked: bool
 
 
 class Spooler(Protocol):
@@ -137,6 +146,7 @@ class Session:
         self._broken_reason = ""
         self._announced = trio.Event()
         self._announcement: messages.Update | None = None
+        self.commitment: messages.Commitment | None = None
         self._receiving: trio.CancelScope | None = None
         self._receiving_for: tuple[int, int] = (-1, -1)
         self._pair: _Pair | None = None
@@ -280,14 +290,10 @@ class Session:
                 await self._take_commitment(message, desk)
             case messages.Update():
                 await self._take_update(message, desk)
+            case messages.Shares() | messages.UnmaskAnswer():
+                await desk.take_masking(self.node, message)
             case messages.Fault():
-                self.activity.last_reason = message.reason
-                self.did("declined")
-                await desk.hear(
-                    outer_round.Declined(
-                        self.node, message.round, message.attempt, message.code, message.reason
-                    )
-                )
+                await self._take_fault(message, desk)
             case messages.Progress():
                 self.did(message.phase, message.done, message.total)
                 desk.announce_change()
@@ -298,6 +304,12 @@ class Session:
             case _:
                 pass
 
+    async def _take_fault(self, message: messages.Fault, desk: Desk) -> None:
+        self.activity.last_reason = message.reason
+        self.did("declined")
+        at = (message.round, message.attempt)
+        await desk.hear(outer_round.Declined(self.node, *at, message.code, message.reason))
+
     async def _take_commitment(self, message: messages.Commitment, desk: Desk) -> None:
         payload = messages.commitment_payload(
             message.federation,
@@ -305,10 +317,22 @@ class Session:
             message.attempt,
             message.dataset_root,
             self.ground.config_hash,
+            keys=message.keys,
         )
         if not identity.verify(self.node, message.signature, payload):
             self.refuse("signature", "the commitment is not signed by this node's key")
             return
+        if self.ground.masked != (message.keys is not None):
+            wants = "carries no masking keys" if self.ground.masked else "carries masking keys"
+            self.refuse("contract_violation", f"the commitment {wants}")
+            return
+        if message.keys is not None:
+            try:
+                public_keys(message.keys).check(self.node)
+            except SecureAggregationError as error:
+                self.refuse(error.code, error.message)
+                return
+        self.commitment = message
         self.did("bound")
         await desk.hear(
             outer_round.Committed(
@@ -528,6 +552,7 @@ class Session:
                     break
                 chunk = await rx.receive()
                 slot, extent = _inside_blob(chunk)
+            await desk.check_update(spooled)
         except BaseException:
             spooled.close()
             raise

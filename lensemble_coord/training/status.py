@@ -20,6 +20,7 @@ from lensemble_coord.training.session import Session
 from lensemble_coord.training.store import Store
 
 PLAIN = "plain: the coordinator sees each update"
+MASKED = "masked: the coordinator learns the sum and who contributed, no single update"
 ACTIVITIES = {
     "fetching": "receiving state",
     "releasing": "preparing update",
@@ -27,8 +28,14 @@ ACTIVITIES = {
     "sent": "update sent",
 }
 _TIMERS = {
-    outer_round.RoundState.OPEN: (outer_round.Timer.GRACE, outer_round.Timer.OPEN),
+    outer_round.RoundState.OPEN: (
+        outer_round.Timer.GRACE,
+        outer_round.Timer.OPEN,
+        outer_round.Timer.SHARE,
+    ),
     outer_round.RoundState.COLLECTING: (outer_round.Timer.COLLECT,),
+    outer_round.RoundState.AGGREGATING: (outer_round.Timer.UNMASK,),
+    outer_round.RoundState.COMMITTING: (outer_round.Timer.RETRY,),
     outer_round.RoundState.ABORTED: (outer_round.Timer.RETRY,),
 }
 
@@ -65,7 +72,7 @@ class Observer:
             workload=store.workload.name,
             config_hash=store.workload.digest,
             digest=rounds.state.ground.digest,
-            aggregation=PLAIN,
+            aggregation=MASKED if self._config.rounds.masked else PLAIN,
             round=self._round(),
             run=self._run(),
             last_round=self._last_round(),
@@ -324,10 +331,12 @@ _REMEDIES = {
 
 def _counts(state: outer_round.State) -> tuple[int, int]:
     match state:
-        case outer_round.Open():
+        case outer_round.Open() | outer_round.Sharing():
             return len(state.bound), 0
         case outer_round.Collecting():
             return len(state.expected), len(state.verified)
+        case outer_round.Unmasking():
+            return len(state.contributors), len(state.contributors)
         case outer_round.Aggregating() | outer_round.Aligning() | outer_round.Committing():
             return len(state.contributors), len(state.contributors)
         case _:

@@ -148,7 +148,7 @@ class Store:
     def begin_run(self, rounds: int) -> Run:
         """Write the manifest, then record the run."""
         with self._lock:
-            manifest.begin_run(self.directory, self._ledger, rounds)
+            manifest.begin_run(self.directory, self._ledger, rounds, self.config.rounds.aggregation)
             run = self._ledger.unfinished_run()
             if run is None:
                 raise LedgerIntegrityError(
@@ -179,7 +179,11 @@ class Store:
         with self._lock:
             return self.spool.open(node, self.layout.nbytes)
 
-    def derive_sum(self, updates: Sequence[SpoolFile]) -> Digest:
+    def check_update(self, update: SpoolFile) -> None:
+        """Refuse one plain update that could make the sum wrap; see ``aggregate``."""
+        aggregate.check_update(update, self.layout, self.workload.field)
+
+    def derive_sum(self, updates: Sequence[aggregate.Addend]) -> Digest:
         """Sum twice and compare; the digest of the stored sum."""
         facts = aggregate.derive_sum(updates, self.layout, self.workload.field, self.directory.sums)
         return facts.field_sum_digest
@@ -199,6 +203,7 @@ class Store:
         attempt: int,
         field_sum: Digest,
         contributions: Sequence[Contribution],
+        masking: record.Masking | None,
     ) -> Digest:
         """Take the outer step, make it durable, append the record; the new global digest."""
         contributors = tuple(
@@ -231,6 +236,7 @@ class Store:
             config_hash=self.workload.digest,
             layout_digest=self.layout.digest,
             sketch_seed=seeds.sketch(self.workload.root_seed, round_index),
+            masking=masking,
             prev_record_hash=record.record_hash(tail),
         )
         with self._lock:

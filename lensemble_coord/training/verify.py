@@ -22,8 +22,9 @@ import msgspec
 from lensemble import identity, seeds
 from lensemble.ids import Digest, NodeId
 from lensemble.params import ParamLayout
-from lensemble.wire.messages import commitment_payload, update_payload
+from lensemble.wire.messages import MaskKeys, commitment_payload, update_payload
 from lensemble.workload import layout as layout_of_workload
+from lensemble_coord.training import masking
 from lensemble_coord.training import record as records
 from lensemble_coord.training.commit import KINDS, orphans
 from lensemble_coord.training.directory import StateDirectory
@@ -166,14 +167,12 @@ def _verify_signatures(
     verify_signature: VerifySignature,
 ) -> None:
     for done, record in enumerate(chained.values(), 1):
+        keys = _verify_masking(record, report, verify_signature)
         for each in record.contributors:
             at = (record.federation, record.round, record.attempt, each.dataset_root)
+            bound = commitment_payload(*at, record.config_hash, keys=keys.get(each.node))
             for name, signature, payload in (
-                (
-                    "commitment",
-                    each.commitment_signature,
-                    commitment_payload(*at, record.config_hash),
-                ),
+                ("commitment", each.commitment_signature, bound),
                 ("update", each.update_signature, update_payload(*at, each.update_digest)),
             ):
                 report.signatures += 1
@@ -181,6 +180,29 @@ def _verify_signatures(
                     what = f"the {name} signature of {each.node} is not that node's"
                     report.problem("ledger.sqlite: records", what, record.round)
         progress("signatures", done, len(chained))
+
+
+def _verify_masking(
+    record: ContributionRecord, report: Report, verify_signature: VerifySignature
+) -> dict[NodeId, MaskKeys]:
+    """Check the roster of a masked round and who signed its keys; the keys by node."""
+    if record.masking is None:
+        return {}
+    where = "ledger.sqlite: records"
+    with report.noting(where, record.round):
+        digest = masking.roster_of(record, record.masking).digest
+        if digest != record.masking.roster_digest:
+            what = f"the roster of the masking is {digest}, not {record.masking.roster_digest}"
+            report.problem(where, what, record.round)
+    keys = {each.node: masking.keys_of(each) for each in record.masking.members}
+    for each in record.masking.members:
+        at = (record.federation, record.round, record.attempt, each.dataset_root)
+        payload = commitment_payload(*at, record.config_hash, keys=keys[each.node])
+        report.signatures += 1
+        if not verify_signature(each.node, bytes.fromhex(each.commitment_signature), payload):
+            what = f"the masking keys of {each.node} are not signed by that node"
+            report.problem(where, what, record.round)
+    return keys
 
 
 def _verify_manifests(

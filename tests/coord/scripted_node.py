@@ -13,10 +13,15 @@ from lensemble.edge.arena import Arena, Region
 from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import EdgeFault, LinkLost
 from lensemble.ids import Digest
+from lensemble.secagg.keys import Context
+from lensemble.secagg.participant import Drawn, unmask_payload
+from lensemble.secagg.roster import Roster
+from lensemble.secagg.shares import Envelope
 from lensemble.transport.driver import Driver, PeerAddress
 from lensemble.transport.ends import RxEnd, TxEnd
 from lensemble.wire import codec, messages
 from lensemble.workload import Workload
+from lensemble_coord.training.masking import public_keys
 
 ROOT = Digest("5" * 64)
 
@@ -142,8 +147,18 @@ class ScriptedNode:
     async def bind(
         self, opening: messages.RoundOpen, *, holds: int = 0, root: Digest = ROOT
     ) -> None:
+        keys = None
+        if self.welcome.aggregation == "masked":
+            context = Context(opening.federation, opening.round, opening.attempt)
+            self.drawn = Drawn(context, self.me.node)
+            public = self.drawn.public
+            keys = messages.MaskKeys(
+                mask_key=public.mask_key,
+                share_key=public.share_key,
+                self_commitment=public.self_commitment,
+            )
         payload = messages.commitment_payload(
-            opening.federation, opening.round, opening.attempt, root, opening.config_hash
+            opening.federation, opening.round, opening.attempt, root, opening.config_hash, keys=keys
         )
         await self.say(
             messages.Commitment(
@@ -151,9 +166,61 @@ class ScriptedNode:
                 dataset_root=root,
                 episodes=1,
                 holds_bytes=holds,
+                keys=keys,
                 signature=self.me.sign(payload),
             )
         )
+
+    async def deal(self, opening: messages.RoundOpen) -> None:
+        """Answer the roster with shares."""
+        told = await self.wait_for(messages.Roster, round=opening.round, attempt=opening.attempt)
+        keys = {each.node: public_keys(each.keys) for each in told.members}
+        context = Context(opening.federation, opening.round, opening.attempt)
+        self.roster = Roster(context, keys, told.threshold, opening.sketch_seed)
+        self.dealt = self.drawn.deal(self.roster)
+        dealing = self.dealt.dealing
+        await self.say(
+            messages.Shares(
+                **self.fields(opening), commitments=dealing.commitments, sealed=dealing.sealed
+            )
+        )
+
+    async def collect(self, opening: messages.RoundOpen) -> None:
+        """Open the shares that come with the go-ahead."""
+        told = await self.wait_for(messages.Collect, round=opening.round, attempt=opening.attempt)
+        envelopes = {e.dealer: Envelope(e.sealed, e.commitments) for e in told.envelopes}
+        self.bound = self.dealt.receive(envelopes)
+
+    def masked(self, words: np.ndarray) -> np.ndarray:
+        hidden = words.copy()
+        self.bound.mask().add(0, hidden)
+        return hidden
+
+    async def unmask(self, opening: messages.RoundOpen, *, lie: bool = False) -> None:
+        """Answer for the survivors."""
+        asked = await self.wait_for(
+            messages.UnmaskRequest, round=opening.round, attempt=opening.attempt
+        )
+        answer = self.bound.answer(self.roster.context, asked.survivors)
+        shares = bytes(len(answer.shares)) if lie else answer.shares
+        payload = unmask_payload(self.roster, asked.survivors, shares)
+        await self.say(
+            messages.UnmaskAnswer(
+                **self.fields(opening), shares=shares, signature=self.me.sign(payload)
+            )
+        )
+
+    async def take_masked_part(self, value: int = 1, *, lie: bool = False) -> messages.RoundClose:
+        """One whole masked round; ``lie`` reveals other shares than were dealt."""
+        opening = await self.wait_for(messages.RoundOpen)
+        await self.bind(opening)
+        await self.deal(opening)
+        await self.collect(opening)
+        words = self.masked(self.words(value))
+        signature = await self.announce(opening, words)
+        await self.send(opening, words, signature)
+        await self.unmask(opening, lie=lie)
+        return await self.wait_for(messages.RoundClose, round=opening.round)
 
     def words(self, value: int) -> np.ndarray:
         return np.full(self.layout.size, value, dtype=np.uint32)

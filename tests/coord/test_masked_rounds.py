@@ -1,0 +1,161 @@
+"""Masked rounds through the coordinator's ``serve``, with scripted nodes over the memory driver."""
+
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from lensemble import identity
+from lensemble.checkpoint import open_checkpoint
+from lensemble.wire import messages
+from lensemble_coord.training import outer_round
+from lensemble_coord.training.verify import verify_state
+from tests.coord.scripted_node import ScriptedNode
+from tests.coord.test_coordinator import Bench, bench
+
+UNIT = 1 << 24
+
+
+def state_of(coordinator: Bench) -> np.ndarray:
+    store = coordinator.serving.store
+    return open_checkpoint(store.directory.checkpoint(store.tail().next_digest)).read()
+
+
+async def test_the_sum_is_exact_and_the_transcript_verifies(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path, aggregation="masked", min_participants=3) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+    ):
+        await coordinator.serving.wait_for_nodes(3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 2)
+            for _ in range(2):
+                nursery.start_soon(b.take_masked_part, 2 << 20)
+                nursery.start_soon(c.take_masked_part, 6 << 20)
+                close = await a.take_masked_part(1 << 20)
+                assert close.outcome == "closed"
+        # The mean in float32 of an integer sum that is exact, twice.
+        mean = np.float32((9 << 20) / UNIT / 3)
+        assert np.array_equal(state_of(coordinator), np.full(5000, mean + mean, np.float32))
+        assert "learns the sum" in coordinator.serving.answers.observer.status().aggregation
+        kept = coordinator.serving.store.tail().masking
+        assert kept is not None
+        assert [each.node for each in kept.members] == list(kept.dealers)
+        report = verify_state(tmp_path / "state", lambda *_: None, identity.verify)
+        assert report.problems == []
+        assert report.recomputed == 2
+
+
+async def _vanishes(node: ScriptedNode, coordinator: Bench, when: str) -> None:
+    opening = await node.wait_for(messages.RoundOpen)
+    if when == "before keys":
+        coordinator.network.cut(node.me.node, coordinator.hub, when)
+        return
+    await node.bind(opening)
+    if when == "before shares":
+        await node.wait_for(messages.Roster)
+        coordinator.network.cut(node.me.node, coordinator.hub, when)
+        return
+    await node.deal(opening)
+    await node.collect(opening)
+    words = node.masked(node.words(5 << 20))
+    if when == "before upload":
+        coordinator.network.cut(node.me.node, coordinator.hub, when)
+        return
+    signature = await node.announce(opening, words)
+    await node.send(opening, words, signature)
+    if when == "before unmask":
+        await node.wait_for(messages.UnmaskRequest)
+        coordinator.network.cut(node.me.node, coordinator.hub, when)
+
+
+async def _one_round_without(tmp_path: Path, when: str) -> tuple[int, np.ndarray]:
+    async with (
+        bench(
+            tmp_path / when.replace(" ", "-"),
+            aggregation="masked",
+            min_participants=3,
+            open_grace_s=60.0,
+        ) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+        coordinator.node("d") as d,
+    ):
+        await coordinator.serving.wait_for_nodes(4)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(_vanishes, d, coordinator, when)
+            for node, value in ((a, 1 << 20), (b, 2 << 20), (c, 6 << 20)):
+                nursery.start_soon(node.take_masked_part, value)
+        (closed,) = coordinator.serving.closed_rounds
+        report = verify_state(
+            coordinator.serving.config.state_dir, lambda *_: None, identity.verify
+        )
+        assert report.problems == []
+        return len(closed.contributors), state_of(coordinator)
+
+
+async def test_a_dropout_at_any_time_leaves_the_sum_of_the_others(tmp_path: Path) -> None:
+    for when in ("before keys", "before shares", "before upload", "before unmask"):
+        (tmp_path / when.replace(" ", "-")).mkdir()
+        count, state = await _one_round_without(tmp_path, when)
+        total, share = (9 << 20, 3) if when != "before unmask" else (14 << 20, 4)
+        assert (when, count) == (when, share)
+        assert np.array_equal(state, np.full(5000, np.float32(total / UNIT / share)))
+
+
+async def test_wrong_shares_are_named_and_never_make_a_wrong_sum(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path, aggregation="masked", min_participants=3) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+        coordinator.node("d") as d,
+    ):
+        await coordinator.serving.wait_for_nodes(4)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            for node in (a, b, c):
+                nursery.start_soon(node.take_masked_part, 1 << 20)
+            await d.take_masked_part(1 << 20, lie=True)
+            refused = await d.wait_for(messages.Refused)
+        assert refused.code == "secure_aggregation"
+        assert d.me.node in refused.reason
+        assert np.array_equal(
+            state_of(coordinator), np.full(5000, np.float32(4 * (1 << 20) / UNIT / 4))
+        )
+
+
+async def test_nothing_the_coordinator_keeps_shows_an_update(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path, aggregation="masked", min_participants=3) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+    ):
+        await coordinator.serving.wait_for_nodes(3)
+        seen: list[bytes] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(b.take_masked_part, 2)
+            nursery.start_soon(c.take_masked_part, 3)
+            opening = await a.wait_for(messages.RoundOpen)
+            await a.bind(opening)
+            await a.deal(opening)
+            await a.collect(opening)
+            words = a.masked(a.words(1))
+            signature = await a.announce(opening, words)
+            await a.send(opening, words, signature)
+            await coordinator.state(outer_round.Unmasking)
+            for spooled in coordinator.rounds.spooled_updates():
+                seen += [bytes(piece) for piece in spooled.pieces()]
+            await a.unmask(opening)
+        assert len(seen) == 3
+        for raw in seen:
+            counts = np.bincount(np.frombuffer(raw, dtype=np.uint8), minlength=256)
+            expected = len(raw) / 256
+            # 255 degrees of freedom: 400 is beyond the 1e-8 tail, a plain update is at 5 million.
+            assert float(((counts - expected) ** 2 / expected).sum()) < 400
