@@ -110,12 +110,16 @@ class NonDeterministicAggregation(AggregationError, InvariantError):
 
     code = "agg_nondeterministic"
     response = Response.STOP
-    default_remediation = "Suspect memory or disk of the coordinator's host; test them before going on."
+    default_remediation = (
+        "Suspect memory or disk of the coordinator's host; test them before going on."
+    )
 
 
 class PrivacyBudgetExceeded(OperatorError):
     code = "dp_budget_exceeded"
-    default_remediation = "Plan a larger budget or fewer rounds; the spent budget cannot be taken back."
+    default_remediation = (
+        "Plan a larger budget or fewer rounds; the spent budget cannot be taken back."
+    )
 
 
 class ProvenanceError(LensembleError):
@@ -186,7 +190,9 @@ class DatasetError(OperatorError):
 
 class AdmissionRefused(PeerError):
     code = "admission_refused"
-    default_remediation = "Ask the operator of the coordinator for an invite (`lensemblectl invite`)."
+    default_remediation = (
+        "Ask the operator of the coordinator for an invite (`lensemblectl invite`)."
+    )
 
 
 class FrameError(PeerError):
