@@ -33,6 +33,8 @@ class LinkFacts(msgspec.Struct, frozen=True):
     rtt_ms: float | None
     sent_bytes: int
     received_bytes: int
+    heard_s: float = 0.0
+    """Seconds since the peer last proved to be alive, by a heartbeat or its answer."""
 
 
 class EdgeSender(Protocol):

@@ -164,6 +164,7 @@ class CoreLink:
         self._queue, self._queued = trio.open_memory_channel[bytes](MAX_QUEUED_CONTROL)
         self._flushed = trio.Event()
         self._heard = trio.Event()
+        self._heard_at = trio.current_time()
         self._edges: dict[EdgeId, ExpectedEdge] = {}
         self._pending = trio.Semaphore(MAX_PENDING_STREAMS)
         self._reason = ""
@@ -205,7 +206,8 @@ class CoreLink:
         return payload
 
     def facts(self) -> LinkFacts:
-        return self._raw.facts()
+        silent = trio.current_time() - self._heard_at
+        return msgspec.structs.replace(self._raw.facts(), heard_s=silent)
 
     async def close(self, reason: str) -> None:
         self._queue.close()
@@ -316,6 +318,7 @@ class CoreLink:
                 self._datagram(BEAT)
             self._heard.set()
             self._heard = trio.Event()
+            self._heard_at = trio.current_time()
             return True
         return False
 

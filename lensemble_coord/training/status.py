@@ -197,7 +197,7 @@ class Observer:
             bytes=0 if steps else doing.done,
             total_bytes=0 if steps else doing.total,
             loss=doing.loss,
-            last_seen_s=now - doing.seen,
+            last_seen_s=min(now - doing.seen, link.heard_s),
             rtt_ms=link.rtt_ms,
             path=f"{link.path} {link.remote}",
             epoch=session.epoch,
