@@ -134,11 +134,73 @@ def at_rest(state: r.State) -> bool:
     return isinstance(state, r.Closed) or (isinstance(state, r.Aborted) and not state.retrying)
 
 
+class MaskAudit:
+    """What one attempt may reveal: the sum of one fixed set, with enough answers, or nothing."""
+
+    def __init__(self) -> None:
+        self.roster: r.SendRoster | None = None
+        self.shared: set[NodeId] = set()
+        self.told: tuple[NodeId, ...] = ()
+        self.request: r.RequestUnmask | None = None
+        self.answered: set[NodeId] = set()
+        self.commits = 0
+
+    def hear(self, event: r.Event, actions: tuple[r.Action, ...]) -> None:
+        """A word that was not refused."""
+        if not any(isinstance(action, r.Refuse) for action in actions):
+            match event:
+                case r.SharesSent(node=node):
+                    assert node not in self.shared
+                    self.shared.add(node)
+                case r.UnmaskAnswered(node=node):
+                    assert node not in self.answered
+                    self.answered.add(node)
+                case _:
+                    pass
+
+    def see(self, action: r.Action, ground: r.Ground) -> None:
+        if not ground.rules.masked:
+            assert not isinstance(action, r.SendRoster | r.RequestUnmask)
+            return
+        match action:
+            case r.SendRoster():
+                assert self.roster is None
+                self.roster = action
+                bound = [b.node for b in action.bound]
+                assert bound == sorted(set(bound))
+                assert len(bound) // 2 < action.threshold <= len(bound)
+                assert action.threshold >= ground.rules.threshold
+            case r.BeginCollect(nodes=nodes):
+                assert self.roster is not None
+                assert not self.told
+                self.told = nodes
+                assert set(nodes) <= self.shared & {b.node for b in self.roster.bound}
+                assert len(nodes) >= self.roster.threshold
+            case r.RequestUnmask(survivors=survivors, dropouts=dropouts):
+                assert self.roster is not None
+                assert self.request is None, "two sets were asked for in one attempt"
+                self.request = action
+                assert sorted((*survivors, *dropouts)) == list(self.told)
+                assert len(survivors) >= self.roster.threshold
+            case r.DeriveSum(contributors=contributors):
+                assert self.roster is not None
+                assert self.request is not None
+                assert tuple(c.node for c in contributors) == self.request.survivors
+                assert self.answered <= set(self.request.survivors)
+                assert len(self.answered) >= self.roster.threshold
+            case r.Commit():
+                self.commits += 1
+                assert self.commits <= ground.rules.max_attempts
+            case _:
+                pass
+
+
 class RoundAudit:
     """Watches every step of one round machine and fails on the first broken promise."""
 
     def __init__(self, state: r.State) -> None:
         self.state = state
+        self.masks = MaskAudit()
         self.armed: set[str] = set()
         self.opened: tuple[int, int] | None = None
         self.last_opened = (-1, -1)
@@ -154,8 +216,13 @@ class RoundAudit:
             self.armed.discard(event.timer)
         if isinstance(event, r.RoundsAsked):
             self.asked = True
+        self.masks.hear(event, actions)
         for action in actions:
+            if isinstance(action, r.OpenRound):
+                self._see_after_a_reveal(action, event)
+                self.masks = MaskAudit()
             self._see(action, before, event)
+            self.masks.see(action, after.ground)
         self._check_digest(before, event)
         self._check_contributors(before)
         self._check_rest()
@@ -193,6 +260,10 @@ class RoundAudit:
                 self.finished.append(action)
             case _:
                 pass
+
+    def _see_after_a_reveal(self, action: r.OpenRound, event: r.Event) -> None:
+        if self.masks.commits and (action.round, action.attempt - 1) == self.last_opened:
+            assert isinstance(event, r.RoundsAsked), "a revealed sum was collected for again"
 
     def _see_open(self, action: r.OpenRound) -> None:
         ground = self.state.ground

@@ -27,11 +27,20 @@ class RoundLife(RuleBasedStateMachine):
         quorum=st.integers(1, 3),
         attempts=st.integers(1, 3),
         policy=st.sampled_from(["abort", "exclude"]),
+        threshold=st.none() | st.integers(0, 3),
         here=st.sets(MEMBERS, min_size=1),
     )
-    def start(self, quorum: int, attempts: int, policy: str, here: set[NodeId]) -> None:
+    def start(
+        self, quorum: int, attempts: int, policy: str, threshold: int | None, here: set[NodeId]
+    ) -> None:
+        """Without a threshold the rounds are not masked."""
         state = play.closed(
-            *here, quorum=quorum, max_attempts=attempts, on_commitment_mismatch=policy
+            *here,
+            quorum=quorum,
+            max_attempts=attempts,
+            on_commitment_mismatch=policy,
+            masked=threshold is not None,
+            threshold=threshold or 0,
         )
         self.audit = play.RoundAudit(state)
         self.feed(r.RoundsAsked(2))
@@ -77,11 +86,16 @@ class RoundLife(RuleBasedStateMachine):
                 unbound = set(state.ground.here) - {b.node for b in state.bound}
                 if unbound:
                     self.feed(play.committed(data.draw(st.sampled_from(sorted(unbound))), at))
+                else:
+                    self.feed(r.MemberReady(data.draw(MEMBERS)))
             case r.Collecting():
                 node = data.draw(st.sampled_from(sorted(r.outstanding(state))))
                 for half in data.draw(st.permutations([play.announced, play.arrived])):
                     self.feed(half(node, at))
-            case r.Aborted(retrying=True):
+            case r.Sharing() | r.Unmasking():
+                say = play.shares if isinstance(state, r.Sharing) else play.unmasks
+                self.feed(say(data.draw(st.sampled_from(r.waiting(state).on)), at))
+            case _ if r.Timer.RETRY in self.audit.armed:
                 self.feed(TimerExpired(r.Timer.RETRY))
             case r.Closed() | r.Aborted():
                 self.feed(r.RoundsAsked(1))
@@ -91,6 +105,16 @@ class RoundLife(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 6))
     def goes_well(self, data: st.DataObject, steps: int) -> None:
         for _ in range(steps):
+            self.go_on(data)
+
+    @rule(
+        data=st.data(),
+        phase=st.sampled_from([r.Sharing, r.Collecting, r.Unmasking, r.Committing]),
+    )
+    def goes_well_up_to(self, data: st.DataObject, phase: type[r.State]) -> None:
+        for _ in range(20):
+            if isinstance(self.audit.state, phase):
+                break
             self.go_on(data)
 
     @rule(data=st.data())
@@ -107,12 +131,29 @@ class RoundLife(RuleBasedStateMachine):
         digest = play.PRIOR if torn else play.update_digest(node)
         self.feed(play.arrived(node, self.at, digest=digest))
 
+    @rule(node=NODES)
+    def share(self, node: NodeId) -> None:
+        self.feed(play.shares(node, self.at))
+
+    @rule(node=NODES)
+    def unmask(self, node: NodeId) -> None:
+        self.feed(play.unmasks(node, self.at))
+
     @rule(node=NODES, spent=st.sampled_from([False, False, False, True]))
     def decline(self, node: NodeId, spent: bool) -> None:
         self.feed(play.declined(node, self.at, "dp_budget_exceeded" if spent else "dataset"))
 
     @rule(
-        say=st.sampled_from([play.committed, play.announced, play.arrived, play.declined]),
+        say=st.sampled_from(
+            [
+                play.committed,
+                play.shares,
+                play.announced,
+                play.arrived,
+                play.unmasks,
+                play.declined,
+            ]
+        ),
         node=NODES,
         at=OTHER_ATTEMPT,
     )
@@ -139,9 +180,10 @@ class RoundLife(RuleBasedStateMachine):
             self.feed(TimerExpired(timer))
             assert self.audit.state == before
 
-    @rule()
-    def abort(self) -> None:
-        self.feed(r.AbortAsked("enough"))
+    @rule(sure=st.sampled_from([False, False, True]))
+    def abort(self, sure: bool) -> None:
+        if sure:
+            self.feed(r.AbortAsked("enough"))
 
     @invariant()
     def nothing_grows_without_bound(self) -> None:
@@ -152,7 +194,18 @@ class RoundLife(RuleBasedStateMachine):
             assert {b.node for b in state.bound} <= set(state.ground.here)
         if isinstance(state, r.Collecting):
             settled = [c.node for c in state.verified] + [d.node for d in state.dropped]
-            assert len(set(settled)) == len(settled) <= len(state.expected)
+            assert len(set(settled)) == len(settled)
+            assert {c.node for c in state.verified} <= {b.node for b in state.expected}
+            left_out = {d.node for d in state.dropped} - {b.node for b in state.expected}
+            assert not left_out or state.ground.rules.masked
+        if isinstance(state, r.Sharing):
+            settled = [*state.shared, *(d.node for d in state.dropped)]
+            assert len(set(settled)) == len(settled)
+            assert set(settled) <= {b.node for b in state.bound}
+        if isinstance(state, r.Unmasking):
+            settled = [*state.answered, *state.gone]
+            assert len(set(settled)) == len(settled)
+            assert set(settled) <= {c.node for c in state.contributors}
 
     @invariant()
     def contributors_are_what_was_announced(self) -> None:
