@@ -16,11 +16,9 @@ import trio
 from lensemble import seeds
 from lensemble.actor import Timers, run_machine
 from lensemble.errors import (
-    InvariantError,
     LensembleError,
     OperatorError,
     Response,
-    SecureAggregationError,
     StorageError,
 )
 from lensemble.ids import Digest, NodeId
@@ -31,7 +29,7 @@ from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.aggregate import Addend
 from lensemble_coord.training.journal import Journal
-from lensemble_coord.training.masking import Leftover, Masking
+from lensemble_coord.training.mask_rim import MaskMessage, MaskRim
 from lensemble_coord.training.rows import Run
 from lensemble_coord.training.session import Session
 from lensemble_coord.training.spool import SpoolFile
@@ -113,8 +111,7 @@ class Rounds:
         self.log = logger("rounds")
         self._inbox, self._events = trio.open_memory_channel[outer_round.Event](INBOX_EVENTS)
         self._opening: messages.RoundOpen | None = None
-        self._members: dict[NodeId, messages.RosterEntry] = {}
-        self._masking: Masking | None = None
+        self._masks = MaskRim(self, store.federation)
         self._seconds: dict[str, float] = {}
         self._left_out: tuple[outer_round.Dropped, ...] = ()
         self._spooled: dict[NodeId, SpoolFile] = {}
@@ -268,13 +265,15 @@ class Rounds:
             case outer_round.OfferState(node=node, from_byte=from_byte):
                 self._offer_state(node, from_byte)
             case outer_round.SendRoster():
-                self._nursery.start_soon(self._send_roster, action)
+                members = self._masks.members(action.bound)
+                seed = seeds.sketch(self.workload.root_seed, self.state.ground.round)
+                self._nursery.start_soon(self._masks.send_roster, members, action.threshold, seed)
             case outer_round.BeginCollect(nodes=nodes):
                 self._begin_collect(nodes)
             case outer_round.RequestUnmask(survivors=survivors):
-                self._request_unmask(survivors)
+                self._masks.request_unmask(survivors)
             case outer_round.Refuse(node=node, code=code, reason=reason):
-                self._refuse(node, code, reason)
+                self.refuse(node, code, reason)
             case outer_round.DropUpdate(node=node):
                 self._drop_update(node)
 
@@ -283,7 +282,7 @@ class Rounds:
         try:
             await trio.to_thread.run_sync(self.store.begin_attempt, action.round, action.attempt)
         except LensembleError as error:
-            self._nursery.start_soon(self._failed, (action.round, action.attempt), error)
+            self._nursery.start_soon(self.failed, (action.round, action.attempt), error)
             return
         ground = self.state.ground
         patience = ground.patience_s
@@ -309,16 +308,17 @@ class Rounds:
     def _tell_opening(self, nodes: Iterable[NodeId]) -> None:
         if self._opening is None:
             return
-        for session in self._present(nodes):
+        for session in self.present(nodes):
             session.tell(msgspec.structs.replace(self._opening, epoch=session.epoch))
 
-    def _present(self, nodes: Iterable[NodeId]) -> list[Session]:
+    def present(self, nodes: Iterable[NodeId]) -> list[Session]:
+        """The sessions of those of ``nodes`` that are here."""
         return [self.sessions[node] for node in nodes if node in self.sessions]
 
     def _offer_state(self, node: NodeId, from_byte: int) -> None:
         ground = self.state.ground
-        for session in self._present((node,)):
-            self._remember_keys(session)
+        for session in self.present((node,)):
+            self._masks.remember_keys(session)
             if from_byte >= self.layout.nbytes:
                 session.holds_state()
             else:
@@ -328,10 +328,8 @@ class Rounds:
 
     def _begin_collect(self, nodes: tuple[NodeId, ...]) -> None:
         ground = self.state.ground
-        if self._masking is not None:
-            self._masking.start(nodes)
-        for session in self._present(nodes):
-            envelopes = self._masking.envelopes(session.node) if self._masking else ()
+        self._masks.start(nodes)
+        for session in self.present(nodes):
             session.tell(
                 messages.Collect(
                     federation=self.store.federation,
@@ -340,93 +338,15 @@ class Rounds:
                     attempt=ground.attempt,
                     roster=nodes,
                     send_within_s=ground.rules.collect_timeout_s,
-                    envelopes=envelopes,
+                    envelopes=self._masks.envelopes(session.node),
                 )
             )
 
-    # ---- masks ----
+    # ---- what sessions bring ----
 
-    def _remember_keys(self, session: Session) -> None:
-        """Keep the keys of a commitment that the machine has just accepted."""
-        commitment = session.commitment
-        if commitment is not None and commitment.keys is not None:
-            self._members[session.node] = messages.RosterEntry(
-                node=session.node,
-                dataset_root=commitment.dataset_root,
-                keys=commitment.keys,
-                signature=commitment.signature,
-            )
-
-    async def _send_roster(self, action: outer_round.SendRoster) -> None:
-        """Build the roster in a thread, since every key is checked, and tell it to its members."""
-        at = (self.state.ground.round, self.state.ground.attempt)
-        members = [self._members[each.node] for each in action.bound]
-        where = (self.store.federation, *at)
-        seed = seeds.sketch(self.workload.root_seed, at[0])
-        build = partial(Masking, where, members, action.threshold, seed)
-        try:
-            masking = await trio.to_thread.run_sync(build)
-        except LensembleError as error:
-            await self._failed(at, error)
-            return
-        if at != (self.state.ground.round, self.state.ground.attempt):
-            return
-        self._masking = masking
-        for session in self._present(each.node for each in action.bound):
-            session.tell(
-                messages.Roster(
-                    federation=self.store.federation,
-                    epoch=session.epoch,
-                    round=at[0],
-                    attempt=at[1],
-                    members=masking.members,
-                    threshold=action.threshold,
-                )
-            )
-
-    def _request_unmask(self, survivors: tuple[NodeId, ...]) -> None:
-        ground = self.state.ground
-        if self._masking is None:
-            raise InvariantError("a sum is to be unmasked in an attempt that was not masked")
-        self._masking.freeze(survivors)
-        for session in self._present(survivors):
-            session.tell(
-                messages.UnmaskRequest(
-                    federation=self.store.federation,
-                    epoch=session.epoch,
-                    round=ground.round,
-                    attempt=ground.attempt,
-                    survivors=survivors,
-                )
-            )
-
-    async def take_masking(
-        self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer
-    ) -> None:
-        """Keep what ``node`` shares or reveals, if it is awaited; a wrong one is none."""
-        at = (message.round, message.attempt)
-        if self._masking is not None and self._awaits(node, message):
-            try:
-                self._masking.take(node, message)
-            except SecureAggregationError as error:
-                self._refuse(node, error.code, error.message)
-                await self.hear(outer_round.Declined(node, *at, error.code, error.message))
-                return
-        shares = isinstance(message, messages.Shares)
-        heard = outer_round.SharesSent if shares else outer_round.UnmaskAnswered
-        await self.hear(heard(node, *at))
-
-    def _awaits(self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer) -> bool:
-        state = self.state
-        if (message.round, message.attempt) != (state.ground.round, state.ground.attempt):
-            return False
-        match state, message:
-            case outer_round.Sharing(), messages.Shares():
-                return node not in state.shared and any(b.node == node for b in state.bound)
-            case outer_round.Unmasking(), messages.UnmaskAnswer():
-                return node not in state.answered
-            case _:
-                return False
+    async def take_masking(self, node: NodeId, message: MaskMessage) -> None:
+        """Shares or an unmasking answer of ``node``."""
+        await self._masks.take(node, message)
 
     async def check_update(self, spooled: SpoolFile) -> None:
         """Refuse a plain update that could make the sum wrap; a masked one is uniform by design.
@@ -439,9 +359,10 @@ class Rounds:
 
     # ---- refusals ----
 
-    def _refuse(self, node: NodeId, code: str, reason: str) -> None:
+    def refuse(self, node: NodeId, code: str, reason: str) -> None:
+        """Count and log that something of ``node`` was refused, and tell it."""
         self.log.warning("peer.refused", peer=self.name(node), code=code, reason=reason)
-        for session in self._present((node,)):
+        for session in self.present((node,)):
             session.refuse(code, reason)
 
     def _drop_update(self, node: NodeId) -> None:
@@ -486,9 +407,10 @@ class Rounds:
                 case outer_round.Commit():
                     await self.hear(await self._commit(at, action))
         except LensembleError as error:
-            await self._failed(at, error)
+            await self.failed(at, error)
 
-    async def _failed(self, at: tuple[int, int], error: LensembleError) -> None:
+    async def failed(self, at: tuple[int, int], error: LensembleError) -> None:
+        """Our own work for the attempt ``at`` failed; the machine decides what follows."""
         self.log.warning(
             "round.step_failed", round=at[0], attempt=at[1], code=error.code, reason=error.message
         )
@@ -500,9 +422,7 @@ class Rounds:
     ) -> outer_round.SumDerived:
         async with self._spool_in_use:
             addends: list[Addend] = [self._spooled[each.node] for each in action.contributors]
-            if self._masking is not None:
-                terms = await trio.to_thread.run_sync(self._masking.reveal)
-                addends.append(Leftover(terms, self.layout.nbytes))
+            addends += await self._masks.leftover(self.layout.nbytes)
             field_sum = await trio.to_thread.run_sync(self.store.derive_sum, addends)
         return outer_round.SumDerived(*at, field_sum)
 
@@ -517,7 +437,7 @@ class Rounds:
     async def _commit(
         self, at: tuple[int, int], action: outer_round.Commit
     ) -> outer_round.Advanced:
-        transcript = None if self._masking is None else self._masking.transcript()
+        transcript = self._masks.transcript()
         commit = partial(self.store.commit, *at, action.field_sum, action.contributors, transcript)
         return outer_round.Advanced(*at, await trio.to_thread.run_sync(commit))
 
@@ -539,7 +459,7 @@ class Rounds:
             ),
         )
         for node in action.contributors:
-            for session in self._present((node,)):
+            for session in self.present((node,)):
                 session.activity.contributions += 1
         self._publish(
             RoundEnded(
@@ -609,7 +529,8 @@ class Rounds:
         )
 
     def _tell_close(self, round_index: int, attempt: int, close: messages.RoundClose) -> None:
-        self._opening, self._masking, self._members = None, None, {}
+        self._opening = None
+        self._masks.forget()
         for session in self.sessions.values():
             session.round_ended(round_index, attempt)
             session.tell(msgspec.structs.replace(close, epoch=session.epoch))

@@ -68,7 +68,7 @@ class Store:
         self.spool = Spool(
             self.directory.spool, config.storage.spool_memory_bytes, self.layout.nbytes
         )
-        self.checkpoint(self._ledger.tail().next_digest)
+        self._check_tail()
         self._kept = len(self._ledger.present("weights"))
 
     # ---- opening ----
@@ -103,6 +103,13 @@ class Store:
     @property
     def checkpoints_kept(self) -> int:
         return self._kept
+
+    def _check_tail(self) -> None:
+        """Go on from sound files only: the chain, and every byte the next step starts from."""
+        tail = self._ledger.verify_chain()
+        self.checkpoint(tail.next_digest).verify()
+        if tail.momentum_digest is not None:
+            checkpoint.open_checkpoint(self.directory.momentum_of(tail.momentum_digest)).verify()
 
     def close(self) -> None:
         with self._lock:
