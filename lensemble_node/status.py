@@ -90,6 +90,7 @@ def _link(member: Member) -> replies.LinkStatus:
         federation=federation or target.federation or "",
         attempt=attempt_number,
         next_attempt_in_s=None if due is None else max(0.0, due - trio.current_time()),
+        last_seen_s=None if facts is None else facts.heard_s,
         rtt_ms=None if facts is None else facts.rtt_ms,
         path="" if facts is None else facts.remote,
         epoch=epoch,
