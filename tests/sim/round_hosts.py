@@ -3,7 +3,6 @@
 What they say to each other goes through the real codec.  Blobs are told, not sent.
 """
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,15 +15,12 @@ from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble.wire import codec, messages
 from lensemble_coord.training import outer_round as r
 from tests.coord.round_play import PRIOR, RoundAudit, at_rest
+from tests.sim.mask_side import MaskSide, Request, digest_of
 from tests.sim.world import Link, World
 
 FEDERATION = FederationId("fe" * 16)
 HASH = Digest("c" * 64)
 REJOIN_S = 1.5
-
-
-def digest_of(*parts: object) -> Digest:
-    return Digest(hashlib.sha256(repr(parts).encode()).hexdigest())
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -81,6 +77,9 @@ class Trouble:
         self.other_dataset = 0.0
         self.repeats_itself = 0.0
         self.slow = 0.0
+        self.shares_late = 0.0
+        self.answers_late = 0.0
+        self.dies_masking = 0.0
 
 
 class Session(msgspec.Struct):
@@ -98,6 +97,10 @@ class CoordinatorHost:
         self.disk = Disk()
         self.epochs: dict[NodeId, int] = {}
         self.refused: list[r.Refuse] = []
+        self.keys: dict[NodeId, messages.MaskKeys] = {}
+        self.requests: list[Request] = []
+        """Whatever was asked to be unmasked in any life."""
+        self.commits: list[tuple[int, int]] = []
 
     # ---- life ----
 
@@ -161,7 +164,7 @@ class CoordinatorHost:
                 workload=b"{}",
                 config_hash=HASH,
                 layout_digest=HASH,
-                aggregation="plain",
+                aggregation="masked" if self.rules.masked else "plain",
                 last=last,
             ),
         )
@@ -170,7 +173,13 @@ class CoordinatorHost:
     def _take(self, session: Session, message: messages.FromNode) -> None:
         node = session.node
         match message:
+            case messages.Shares():
+                self.feed(r.SharesSent(node, message.round, message.attempt))
+            case messages.UnmaskAnswer():
+                self.feed(r.UnmaskAnswered(node, message.round, message.attempt))
             case messages.Commitment():
+                if message.keys is not None:
+                    self.keys[node] = message.keys
                 self.feed(
                     r.Committed(
                         node,
@@ -253,6 +262,13 @@ class CoordinatorHost:
             case r.BeginCollect(nodes=nodes):
                 collect = messages.Collect(**self.fence, roster=nodes, send_within_s=1.0)
                 self.tell_all(nodes, collect)
+            case r.SendRoster():
+                self._send_roster(action)
+            case r.RequestUnmask(survivors=survivors, dropouts=dropouts):
+                at = (self.state.ground.round, self.state.ground.attempt)
+                self.requests.append(Request(*at, survivors, dropouts))
+                self.tell_all(survivors, messages.UnmaskRequest(**self.fence, survivors=survivors))
+                self._may_die()
             case r.Refuse():
                 self.refused.append(action)
             case r.DeriveSum() | r.Diagnose() | r.Commit():
@@ -266,6 +282,26 @@ class CoordinatorHost:
                 self._time(action)
             case _:
                 pass
+
+    def _send_roster(self, action: r.SendRoster) -> None:
+        members = tuple(
+            messages.RosterEntry(
+                node=each.node,
+                dataset_root=each.dataset_root,
+                keys=self.keys[each.node],
+                signature=each.signature,
+            )
+            for each in action.bound
+        )
+        roster = messages.Roster(**self.fence, members=members, threshold=action.threshold)
+        self.tell_all(tuple(each.node for each in action.bound), roster)
+        self._may_die()
+
+    def _may_die(self) -> None:
+        """Not at once: some of what it has just said may still get through."""
+        chance = self.world.random
+        if chance.random() < self.trouble.dies_masking / 3:
+            self.world.after(self, chance.uniform(0.0, 2.0), lambda: self.world.restart(self, 5.0))
 
     def _opening(self) -> messages.RoundOpen:
         return messages.RoundOpen(
@@ -305,6 +341,8 @@ class CoordinatorHost:
     def _work(self, action: r.DeriveSum | r.Diagnose | r.Commit) -> None:
         """Our own work takes a moment, and may fail or be cut short by a crash at any point."""
         at = (self.state.ground.round, self.state.ground.attempt)
+        if isinstance(action, r.Commit):
+            self.commits.append(at)
         chance, pause = self.world.random, self.world.random.uniform(0.01, 0.5)
         if chance.random() < self.trouble.step_fails:
             response = chance.choice([Response.RETRY, Response.RETRY, Response.STOP])
@@ -343,6 +381,7 @@ class NodeHost:
         self.trouble = trouble
         self.sent: set[tuple[int, int, Digest]] = set()
         self.closed: dict[int, Digest] = {}
+        self.masks = MaskSide(node)
 
     @property
     def dataset_root(self) -> Digest:
@@ -354,6 +393,8 @@ class NodeHost:
         self.attempt: tuple[int, int] | None = None
         self.holds: Digest | None = None
         self.collecting = False
+        self.masked = False
+        self.masks.die()
         self.dial()
 
     def dial(self) -> None:
@@ -405,6 +446,7 @@ class NodeHost:
         match message:
             case messages.Welcome():
                 self.epoch = message.epoch
+                self.masked = message.aggregation == "masked"
             case messages.RoundOpen():
                 self.attempt = (message.round, message.attempt)
                 self.opening, self.collecting = message, False
@@ -413,10 +455,37 @@ class NodeHost:
                 if self.attempt == (message.round, message.attempt):
                     self.collecting = True
                     self.train()
+            case messages.Roster() | messages.UnmaskRequest():
+                self.told_about_masks(message)
             case messages.RoundClose():
                 self.close(message)
             case _:
                 pass
+
+    def told_about_masks(self, message: messages.Roster | messages.UnmaskRequest) -> None:
+        pause = self.world.random.uniform(0.0, 0.5)
+        if self.happens("dies_masking"):
+            self.world.after(self, pause, lambda: self.world.restart(self, 5.0))
+            return
+        if isinstance(message, messages.Roster):
+            late = 60.0 if self.happens("shares_late") else 0.0
+            self.later(pause + late, self.share)
+        else:
+            late = 60.0 if self.happens("answers_late") else 0.0
+            self.world.after(self, pause + late, lambda: self.unmask(message))
+
+    def share(self) -> None:
+        self.say(messages.Shares(**self.fence, commitments=b"", sealed=()))
+
+    def unmask(self, request: messages.UnmaskRequest) -> None:
+        """Answer on whatever link there is by now; without the secrets, say so."""
+        at = (request.round, request.attempt)
+        fence = {"federation": FEDERATION, "epoch": self.epoch, "round": at[0], "attempt": at[1]}
+        if self.masks.may_answer(at, request.survivors):
+            signature = self.node.encode()
+            self.say(messages.UnmaskAnswer(**fence, shares=b"", signature=signature))
+        else:
+            self.say(messages.Fault(**fence, code="secure_aggregation", reason="no secrets left"))
 
     def close(self, message: messages.RoundClose) -> None:
         if message.outcome == "closed":
@@ -444,6 +513,7 @@ class NodeHost:
                 dataset_root=self.dataset_root,
                 episodes=1,
                 holds_bytes=0,
+                keys=self.masks.keys(self.attempt) if self.masked and self.attempt else None,
                 signature=self.node.encode(),
             )
         )
@@ -456,7 +526,8 @@ class NodeHost:
 
     def send(self) -> None:
         assert self.attempt is not None
-        digest = digest_of(self.node, self.holds, self.attempt)
+        release = self.masks.release(self.attempt) if self.masked else None
+        digest = digest_of(self.node, self.holds, self.attempt, release)
         root = HASH if self.happens("other_dataset") else self.dataset_root
         arriving = HASH if self.happens("torn_update") else digest
         if root == self.dataset_root and arriving == digest:

@@ -5,9 +5,10 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from lensemble.ids import NodeId
+from lensemble.ids import Digest, NodeId
 from lensemble_coord.training import outer_round as r
 from tests.coord.round_play import PRIOR, RULES
+from tests.sim.mask_side import check_masks
 from tests.sim.round_hosts import CoordinatorHost, NodeHost, Trouble
 from tests.sim.world import Conditions, World
 
@@ -28,13 +29,19 @@ SIM_RULES = replace(
 )
 
 
+def rules_of(seed: int) -> r.Rules:
+    """Every other life is a masked one, and some of those want more answers than a majority."""
+    threshold = QUORUM + 1 if seed % 4 == 3 else 0
+    return replace(SIM_RULES, masked=seed % 2 == 1, threshold=threshold)
+
+
 class Federation:
     """One world with a coordinator and nodes, the faults of its seed, and its checkers."""
 
-    def __init__(self, seed: int, rules: r.Rules = SIM_RULES) -> None:
+    def __init__(self, seed: int) -> None:
         self.world = World(seed, Conditions())
         self.trouble = Trouble()
-        self.coord = CoordinatorHost(self.world, rules, self.trouble)
+        self.coord = CoordinatorHost(self.world, rules_of(seed), self.trouble)
         keys = [NodeId(letter * 64) for letter in "abcdefgh"[:NODES]]
         self.nodes = [NodeHost(self.world, key, self.coord, self.trouble) for key in keys]
         for host in (self.coord, *self.nodes):
@@ -57,6 +64,9 @@ class Federation:
             ("other_dataset", 0.1),
             ("repeats_itself", 0.3),
             ("slow", 0.2),
+            ("shares_late", 0.1),
+            ("answers_late", 0.2),
+            ("dies_masking", 0.2),
         ):
             setattr(self.trouble, what, chance.choice([0.0, worst]))
         for host in (self.coord, *self.nodes):
@@ -103,6 +113,17 @@ class Federation:
                 assert each.dataset_root == by_key[each.node].dataset_root
         self._checked = len(records)
 
+    def check_masks(self) -> None:
+        """A masked round is the sum of one set that was asked for; see ``mask_side``."""
+        requests = {(each.round, each.attempt): each for each in self.coord.requests}
+        for record in self.coord.disk.records if self.coord.rules.masked else ():
+            names = tuple(c.node for c in record.contributors)
+            at = (record.round, record.attempt)
+            assert requests[at].survivors == names
+            answers = [node for node in self.nodes if at in node.masks.answered]
+            assert len(answers) >= self.coord.rules.threshold
+        check_masks(self.coord.requests, [node.masks for node in self.nodes])
+
     def check_end(self) -> None:
         disk = self.coord.disk
         assert len(set(disk.begun)) == len(disk.begun), "an attempt number was used twice"
@@ -125,6 +146,7 @@ class Federation:
         assert self.coord.disk.round == reached + 2
         assert self.coord.disk.outcomes[-1] == r.FinishRun(completed=True)
         self.check_end()
+        self.check_masks()
 
 
 def survive(seed: int, federation: Federation | None = None) -> Federation:
@@ -173,8 +195,18 @@ def test_troubled_lives_reach_every_corner() -> None:
         "does AskAlso",
         "does DropUpdate",
         "does AnnounceClose",
+        "does SendRoster",
+        "does RequestUnmask",
+        "code=secure_aggregation",
     ):
         assert corner in said, corner
+    for masked in (False, True):
+        same = [life.coord for life in lives if life.coord.rules.masked is masked]
+        again = any(len(set(coord.commits)) < len(coord.commits) for coord in same)
+        assert again == masked, "only a masked commit is tried again in place"
+    sides = [node.masks for life in lives for node in life.nodes]
+    assert any(len(set(side.releases.values())) < len(side.releases) for side in sides)
+    assert any((t, a + 1) in side.releases for side in sides for t, a in side.answered)
     assert any(record.attempt > 1 for life in lives for record in life.coord.disk.records)
     sizes = {len(record.contributors) for life in lives for record in life.coord.disk.records}
     assert sizes == set(range(QUORUM, NODES + 1))
@@ -182,15 +214,28 @@ def test_troubled_lives_reach_every_corner() -> None:
 
 def test_arrival_order_does_not_change_the_digest() -> None:
     """Without trouble the digests depend on who took part, never on when anything arrived."""
-    ends = set()
+    ends: dict[bool, set[Digest]] = {False: set(), True: set()}
     for seed in range(20):
         federation = Federation(seed)
         federation.world.conditions.jitter_s = 1.0
         assert federation.world.run(lambda f=federation: len(f.coord.sessions) == NODES, 60.0)
         federation.coord.ask(3)
         assert federation.world.run(lambda f=federation: f.coord.resting, QUIET_S)
-        ends.add(federation.coord.disk.digest)
-    assert len(ends) == 1
+        ends[federation.coord.rules.masked].add(federation.coord.disk.digest)
+    assert [len(each) for each in ends.values()] == [1, 1]
+
+
+def test_a_node_that_sends_a_spent_vector_again_is_noticed() -> None:
+    caught = 0
+    for seed in range(1, 60, 2):
+        federation = Federation(seed)
+        for node in federation.nodes:
+            node.masks.renews = False
+        try:
+            federation.live()
+        except AssertionError as fault:
+            caught += "a vector was sent again after an answer" in str(fault)
+    assert caught > 3
 
 
 def test_a_failing_life_says_how_to_live_it_again() -> None:

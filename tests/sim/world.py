@@ -117,6 +117,11 @@ class World:
             for link in [link for link in self.links if host in link.ends]:
                 self.cut(link)
 
+    def restart(self, host: Host, within_s: float) -> None:
+        """It dies now and comes back some time within so many seconds."""
+        self.crash(host)
+        self.at(self.now + self.random.uniform(0.0, within_s), lambda: self.boot(host))
+
     # ---- links ----
 
     def connect(self, host: Host, other: Host) -> Link | None:
