@@ -40,7 +40,7 @@ from lensemble_coord.training.masking import public_keys
 from lensemble_coord.training.spool import SpoolFile
 
 OUTBOX_MESSAGES = 256
-PROVISION_TIMEOUT_S = 30.0
+PROVISION_TIMEOUT_S = 120.0
 ANNOUNCEMENT_TIMEOUT_S = 10.0
 EDGE_PAUSE_S = 0.2
 EDGE_PAUSE_MAX_S = 10.0
