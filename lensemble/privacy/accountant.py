@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lensemble.errors import ConfigError
 from lensemble.workload import Workload
 
-MAX_RELEASES = 1_000_000
+MAX_RELEASES = 100_000
 """Further releases that are counted; what a budget allows beyond is as good as unlimited."""
 PRIVATE_BELOW = 50.0
 """An epsilon above this promises nothing worth the name."""

@@ -51,7 +51,10 @@ def bound(terms: FieldTerms) -> float:
 
 
 def encode(
-    values: NDArray[np.float32], terms: FieldTerms, out: FieldVector | None = None
+    values: NDArray[np.float32],
+    terms: FieldTerms,
+    out: FieldVector | None = None,
+    reach: float | None = None,
 ) -> FieldVector:
     """``values`` (float32, shape ``(n,)``) as field elements (uint32, shape ``(n,)``).
 
@@ -61,6 +64,8 @@ def encode(
         values: the coordinates.
         terms: the field.
         out: where to write, of the same length; allocated when absent.
+        reach: largest absolute value of a coordinate, where it is not that of ``n_max`` equal
+            ones: noise adds up by its variance, so more of it fits.
 
     Raises:
         FieldBoundExceeded: names index and value of the first coordinate over the bound.
@@ -73,7 +78,7 @@ def encode(
     result = np.empty(values.shape, dtype=np.uint32) if out is None else out
     if result.dtype != np.uint32 or result.shape != values.shape:
         raise ContractViolation(f"encoding {values.shape} into {result.dtype} of {result.shape}")
-    scale, most = np.float32(1 << terms.k), limit(terms)
+    scale, most = np.float32(1 << terms.k), _most(terms, reach)
     for start in range(0, len(values), _PIECE):
         piece = values[start : start + _PIECE]
         # An overflow to infinity here is caught by the comparison below.
@@ -81,18 +86,24 @@ def encode(
             steps = np.rint(piece * scale)
             peak = max(float(steps.max()), -float(steps.min()))
         if not peak <= most:
-            raise _over_bound(values, start, terms)
+            raise _over_bound(values, start, terms, most)
         result[start : start + _PIECE] = steps.astype(np.int32).view(np.uint32)
     return result
 
 
-def _over_bound(values: NDArray[np.float32], start: int, terms: FieldTerms) -> FieldBoundExceeded:
+def _most(terms: FieldTerms, reach: float | None) -> int:
+    return limit(terms) if reach is None else min(_HALF, math.floor(reach * float(1 << terms.k)))
+
+
+def _over_bound(
+    values: NDArray[np.float32], start: int, terms: FieldTerms, most: int
+) -> FieldBoundExceeded:
     # In float64, where every float32 times 2**k is exact and the limit is not rounded up.
     steps = np.rint(values[start : start + _PIECE].astype(np.float64) * float(1 << terms.k))
-    index = start + int(np.argmax(~(np.abs(steps) <= limit(terms))))
+    index = start + int(np.argmax(~(np.abs(steps) <= most)))
     return FieldBoundExceeded(
         f"coordinate {index} of the update is {float(values[index])!r}; the field of k={terms.k} "
-        f"and n_max={terms.n_max} holds at most {bound(terms)!r}"
+        f"and n_max={terms.n_max} holds at most {float(most) / float(1 << terms.k)!r}"
     )
 
 

@@ -282,6 +282,15 @@ class Windows:
                 f"transitions, a window needs {span}"
             )
 
+    @property
+    def episodes(self) -> int:
+        """How many episodes there are, those too short for a window included."""
+        return len(self._ends)
+
+    def of_episode(self, index: int) -> range:
+        """The numbers of the windows in one episode; none if it is too short."""
+        return range(int(self._ends[index - 1]) if index else 0, int(self._ends[index]))
+
     def gather(self, numbers: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Observations (n, span + 1, observation_dim) and actions (n, span, action_dim).
 

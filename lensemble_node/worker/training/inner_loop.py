@@ -19,7 +19,7 @@ from lensemble.params import FlatParameters
 from lensemble.seeds import derive
 from lensemble.workload import Inner, Workload, WorldModelTask
 from lensemble_node.worker.training.dataset import Windows
-from lensemble_node.worker.training.model import ActionHead, WorldModel, values
+from lensemble_node.worker.training.model import ActionHead, WorldModel, gradient_of, values
 from lensemble_node.worker.training.objective import (
     SKETCH_STEPS,
     Batch,
@@ -52,11 +52,15 @@ class LocalState:
 
 @dataclass(frozen=True)
 class Segment:
-    """``steps`` steps from ``global_step`` on, under the sketch of ``sketch_seed``."""
+    """``steps`` steps from ``global_step`` on, under the sketch of ``sketch_seed``.
+
+    ``stream`` names another sequence of batches than the node's usual one.
+    """
 
     steps: int
     global_step: int
     sketch_seed: int
+    stream: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Learner:
         self.landmarks: Landmarks | None = None
         self.model = WorldModel(workload.task)
         self.head = ActionHead(workload.task, action_dim, derive(workload.root_seed, node))
-        self._data_seed = derive(workload.root_seed, f"batches:{node}")
+        self._node = node
+        self._data_seed = 0
         inner = workload.inner
         self._flats = {"shared": self.model.flat, "head": self.head.flat}
         self._optimizer = torch.optim.AdamW(
@@ -166,6 +171,8 @@ class Learner:
         """
         seen: list[float] = []
         sketch = torch.empty(0)
+        label = f"batches:{self._node}{segment.stream}"
+        self._data_seed = derive(self.workload.root_seed, label)
         terms, inner = self.workload.objective, self.workload.inner
         latent_dim = self.model.encoder.output.out_features
         for step in range(segment.steps):
@@ -182,22 +189,36 @@ class Learner:
         return Losses(seen[0], seen[-1])
 
     def _step(self, sketch: torch.Tensor, rate: float) -> float:
-        size = self.workload.inner.batch
-        numbers = batch_numbers(self._data_seed, self.cursor, self.windows.count, size)
-        observations, actions = self.windows.gather(numbers)
-        batch = Batch(torch.from_numpy(observations), torch.from_numpy(actions))
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        for flat in self._flats.values():
-            if flat.grad is not None:
-                flat.grad.zero_()
+        value = self.gradient(sketch)
+        self._optimizer.step()
+        self.cursor += 1
+        return value
+
+    def gradient(self, sketch: torch.Tensor) -> float:
+        """Leave the gradient of the next batch where the optimiser takes it; the loss there."""
+        size = self.workload.inner.batch
+        return self.backward(
+            batch_numbers(self._data_seed, self.cursor, self.windows.count, size), sketch
+        )
+
+    def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
+        """The loss of the windows ``numbers``, its gradient in place of the one there was."""
+        observations, actions = self.windows.gather(numbers)
+        batch = Batch(torch.from_numpy(observations), torch.from_numpy(actions))
+        for view in self.gradients:
+            view[...] = 0.0
         value = loss(
             (self.model, self.head), batch, sketch, self.workload.objective, self.landmarks
         )
         torch.autograd.backward(value)
-        self._optimizer.step()
-        self.cursor += 1
         return float(value.detach())
+
+    @property
+    def gradients(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Where the optimiser takes them from: of all shared parameters, and of the head's."""
+        return gradient_of(self.model.flat), gradient_of(self.head.flat)
 
     def weights(self) -> FlatParameters:
         """The shared parameters now, a view (float32, shape ``(layout.size,)``)."""

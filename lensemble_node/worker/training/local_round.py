@@ -1,11 +1,15 @@
 """One node's part of a round: train from the prior, keep what is local, release the difference.
 
-A retry of a round from the same prior releases the same bytes again, after a restart too.  What was
-trained counts only once the round closed with it (``adopt``); otherwise it is rolled back
-(``discard``).
+A retry of a round from the same prior releases the same bytes again, after a restart too, until
+they are spent: then the round is trained anew.  What was trained counts only once the round closed
+with it (``adopt``); otherwise it is rolled back (``discard``).
+
+Where the workload asks for privacy, a release is charged to the node's ledger before it is spoken
+of: checked against the budget, trained, written, charged, and only then handed out.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +23,7 @@ from lensemble.errors import (
     ConfigError,
     ContractViolation,
     GaugeError,
+    InvariantError,
     ProbeError,
 )
 from lensemble.ids import Digest
@@ -26,7 +31,10 @@ from lensemble.merkle import DatasetFacts
 from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector, encode
 from lensemble.workload import NoopTask, Workload, layout
+from lensemble_node.worker.training.charges import Account, Charges, Standing
 from lensemble_node.worker.training.local_store import Cursor, LocalStore, Sidecar
+from lensemble_node.worker.training.noise import Entropy, SecretNoise
+from lensemble_node.worker.training.protect import Protection
 from lensemble_node.worker.training.release import Extent, release
 from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.stops import pause
@@ -57,6 +65,7 @@ class Release:
     """``vector``: field elements (uint32, shape ``(size,)``), mapped from the state directory.
 
     Norm and peak are those of the difference it encodes.  ``reused``: trained by an earlier call.
+    ``clip_factor``: by which the difference was scaled to the workload's norm; None unclipped.
     """
 
     vector: FieldVector
@@ -65,6 +74,7 @@ class Release:
     loss_first: float
     loss_last: float
     reused: bool
+    clip_factor: float | None = None
 
 
 class Trainer:
@@ -95,6 +105,8 @@ class Trainer:
         self._state_dir = state_dir
         self._node = node
         self._store = LocalStore(state_dir)
+        self._charges: Charges | None = None
+        self._entropy: Entropy = os.urandom
         self._work: _Noop | _World
         if isinstance(workload.task, NoopTask):
             self._work = _Noop(workload, workload.task, node)
@@ -120,6 +132,36 @@ class Trainer:
         """
         self._work.pin(probe, digest)
 
+    def account(self, federation: str, entropy: Entropy = os.urandom) -> None:
+        """Charge what is released to the budget in ``federation``; needed where privacy is enabled.
+
+        Without privacy this does nothing.  ``entropy`` is where noise comes from.
+
+        Raises:
+            ConfigError: the accounting library is not installed.
+            LedgerIntegrityError, PrivacyBudgetExceeded, StorageError: see ``Charges``.
+        """
+        self._entropy = entropy
+        if self._workload.privacy.enabled:
+            account = Account(federation, self.facts.root, self._workload)
+            trained = self._store.adopted_by == self._workload.digest
+            self._charges = Charges(self._state_dir, account, trained=trained)
+
+    @property
+    def standing(self) -> Standing | None:
+        """What is spent of the privacy budget; None where nothing is accounted."""
+        return None if self._charges is None else self._charges.standing()
+
+    def spend(self, round_index: int) -> None:
+        """Never release again what was released for ``round_index``; durable on return.
+
+        To be called before a share is given out that lets the coordinator have the sum.
+
+        Raises:
+            StorageError: the file system refuses; no share may be given.
+        """
+        self._store.spend(round_index)
+
     def train(self, prior: FlatParameters, **order: Unpack[RoundOrder]) -> Release:
         """Train from ``prior`` (float32, shape ``(layout.size,)``) and put down what to release.
 
@@ -129,15 +171,25 @@ class Trainer:
             ProbeError: the workload has an anchor and no probe is pinned.
             CheckpointIntegrityError: a later prior, or the local state, is damaged.
             FieldBoundExceeded: the update is too large for the field.
+            PrivacyBudgetExceeded: there is no room for it in the budget; nothing is released.
             Stopped, Diverged: from the inner loop; nothing is kept.
         """
         digest = self._check(prior, order)
-        known = self._store.trained(order["round_index"])
+        at = order["round_index"]
+        known, spent = self._store.trained(at), self._store.spent(at)
         basis = (digest, self._workload.digest, self.facts.root)
-        if known is not None and (known.prior, known.config_hash, known.dataset_root) == basis:
+        if (
+            known is not None
+            and (known.prior, known.config_hash, known.dataset_root) == basis
+            and (spent is None or spent.vector != known.vector)
+        ):
             return self._answer(known, reused=True)
-        self._store.clear()
-        result = self._work.train(prior, order, self._store)
+        if (charges := self._required_charges()) is not None:
+            charges.require_room()
+        self._store.clear(at)
+        # The same batches would give the same vector again, and two sums over it their difference.
+        stream = "" if spent is None else f":{at}:{order['attempt']}"
+        result = self._work.train(prior, order, _Making(self._store, self._protection(), stream))
         sidecar = Sidecar(
             order["round_index"],
             order["attempt"],
@@ -148,6 +200,7 @@ class Trainer:
             max_abs=result.extent.max_abs,
             loss_first=result.losses[0],
             loss_last=result.losses[1],
+            clip_factor=result.clip_factor,
         )
         self._store.write_sidecar(sidecar)
         return self._answer(sidecar, reused=False)
@@ -160,7 +213,19 @@ class Trainer:
         """The round closed without our update: forget what it trained."""
         self._store.discard(round_index)
 
+    def _protection(self) -> Protection:
+        return Protection(self._workload, SecretNoise(self._entropy))
+
+    def _required_charges(self) -> Charges | None:
+        if self._workload.privacy.enabled and self._charges is None:
+            raise InvariantError(
+                f"workload {self._workload.name!r} asks for privacy, and no account was opened"
+            )
+        return self._charges
+
     def _answer(self, sidecar: Sidecar, *, reused: bool) -> Release:
+        if (charges := self._required_charges()) is not None:
+            charges.charge(sidecar.vector, sidecar.round_index, sidecar.attempt)
         return Release(
             self._store.vector(sidecar.round_index),
             sidecar.l2_norm,
@@ -168,6 +233,7 @@ class Trainer:
             sidecar.loss_first,
             sidecar.loss_last,
             reused,
+            sidecar.clip_factor,
         )
 
     def _check(self, prior: FlatParameters, order: RoundOrder) -> Digest:
@@ -200,10 +266,23 @@ class _Result:
     vector: Digest
     extent: Extent
     losses: tuple[float, float]
+    clip_factor: float | None
+
+
+@dataclass(frozen=True)
+class _Making:
+    """Where a release goes, what happens to it before, and which batches it is made from."""
+
+    store: LocalStore
+    protection: Protection
+    stream: str
 
 
 class _Noop:
-    """No model: a seeded update made, encoded and written piece by piece."""
+    """No model: a seeded update made, encoded and written piece by piece.
+
+    Where it has to be clipped, noised or quantised it is made whole.
+    """
 
     def __init__(self, workload: Workload, task: NoopTask, node: str) -> None:
         self._workload = workload
@@ -217,28 +296,38 @@ class _Noop:
     def pin(self, probe: Path, _: Digest) -> None:
         raise ConfigError(f"the no-op task has no use for the probe {probe}")
 
-    def train(self, prior: FlatParameters, order: RoundOrder, store: LocalStore) -> _Result:
-        label = f"noop:{self._node}:{order['round_index']}"
+    def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
+        label = f"noop:{self._node}:{order['round_index']}{making.stream}"
         seed = seeds.derive(self._workload.root_seed, label)
-        generator = np.random.Generator(np.random.Philox(seed))
-        extent = Extent()
         for done in range(1, self._workload.inner.steps + 1):
             pause(self._task.step_seconds, order["should_stop"])
             order["progress"](done, 0.0)
+        pipeline, extent = making.protection.pipeline(), Extent()
+        drawn = _uniform(seed, len(prior))
+        cursor = Cursor(0, order["round_index"], self._workload.digest)
+        making.store.write_pending({}, {}, cursor)
 
         def pieces() -> Iterator[FieldVector]:
-            for start in range(0, len(prior), _PIECE):
-                count = min(_PIECE, len(prior) - start)
-                piece = generator.random(count, dtype=np.float32)
-                piece -= np.float32(0.5)
-                piece *= np.float32(2 * NOOP_REACH)
+            for piece in drawn:
                 extent.include(piece)
                 yield encode(piece, self._workload.field)
 
-        cursor = Cursor(0, order["round_index"], self._workload.digest)
-        store.write_pending({}, {}, cursor)
-        vector = store.write_vector(order["round_index"], pieces())
-        return _Result(vector, extent, (0.0, 0.0))
+        words: Iterable[FieldVector] = pieces()
+        if pipeline.on_difference:
+            encoded = pipeline.released(np.concatenate(list(drawn)), self._workload.field)
+            words, extent = [encoded.vector], encoded.extent
+        vector = making.store.write_vector(order["round_index"], words)
+        return _Result(vector, extent, (0.0, 0.0), making.protection.clip_factor)
+
+
+def _uniform(seed: int, size: int) -> Iterator[FlatParameters]:
+    """``size`` seeded coordinates within ``NOOP_REACH``, in pieces."""
+    generator = np.random.Generator(np.random.Philox(seed))
+    for start in range(0, size, _PIECE):
+        piece = generator.random(min(_PIECE, size - start), dtype=np.float32)
+        piece -= np.float32(0.5)
+        piece *= np.float32(2 * NOOP_REACH)
+        yield piece
 
 
 class _World:
@@ -247,7 +336,11 @@ class _World:
     def __init__(self, workload: Workload, source: DataSource, node: str, threads: int) -> None:
         import torch  # noqa: PLC0415  # see the class
 
-        from lensemble_node.worker.training import dataset, inner_loop  # noqa: PLC0415
+        from lensemble_node.worker.training import (  # noqa: PLC0415
+            dataset,
+            episode_steps,
+            inner_loop,
+        )
 
         torch.set_num_threads(threads)
         task = workload.task
@@ -257,7 +350,9 @@ class _World:
         self._data = dataset.open_dataset(source)
         self._data.expect(task.observation_dim)
         windows = self._data.windows(task.history)
-        self._learner = inner_loop.Learner(workload, windows, self._data.action_dim, node)
+        private = workload.privacy.enabled and workload.privacy.unit == "episode"
+        kind = episode_steps.EpisodeLearner if private else inner_loop.Learner
+        self._learner = kind(workload, windows, self._data.action_dim, node)
 
     def facts(self, state_dir: Path) -> DatasetFacts:
         return self._data.commitment(state_dir)
@@ -269,27 +364,37 @@ class _World:
         found.expect(digest)
         self._learner.landmarks = found.anchor()
 
-    def train(self, prior: FlatParameters, order: RoundOrder, store: LocalStore) -> _Result:
-        from lensemble_node.worker.training import inner_loop  # noqa: PLC0415  # as above
+    def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
+        from lensemble_node.worker.training import episode_steps, inner_loop  # noqa: PLC0415
 
         if self._workload.objective.lambda_anc > 0 and self._learner.landmarks is None:
             raise ProbeError(
                 f"workload {self._workload.name!r} anchors to a probe and none is pinned",
                 "Give this node the federation's probe.",
             )
-        head, optimizer, cursor = store.read()
+        learner, protection = self._learner, making.protection
+        if isinstance(learner, episode_steps.EpisodeLearner):
+            learner.noise = protection.noise
+        head, optimizer, cursor = making.store.read()
         local = inner_loop.LocalState(head, optimizer, cursor.batches)
         if cursor.config_hash != self._workload.digest:
             # The first round here, or what another workload left behind.
             local = inner_loop.LocalState()
-        learner = self._learner
         learner.load(prior, local)
-        steps = self._workload.inner.steps
-        segment = inner_loop.Segment(steps, order["global_step"], order["sketch_seed"])
+        segment = inner_loop.Segment(
+            self._workload.inner.steps, order["global_step"], order["sketch_seed"], making.stream
+        )
         losses = learner.run(segment, order["progress"], order["should_stop"])
-        encoded = release(learner.model.named(), prior, learner.model.layout, self._workload.field)
+        encoded = release(
+            learner.model.named(),
+            prior,
+            learner.model.layout,
+            self._workload.field,
+            protection.pipeline(),
+        )
         kept = learner.local_state()
         after = Cursor(kept.cursor, order["round_index"], self._workload.digest)
-        store.write_pending(kept.head, kept.optimizer, after)
-        vector = store.write_vector(order["round_index"], [encoded.vector])
-        return _Result(vector, encoded.extent, (losses.first, losses.last))
+        making.store.write_pending(kept.head, kept.optimizer, after)
+        vector = making.store.write_vector(order["round_index"], [encoded.vector])
+        found = (losses.first, losses.last)
+        return _Result(vector, encoded.extent, found, protection.clip_factor)

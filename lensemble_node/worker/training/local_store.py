@@ -54,6 +54,13 @@ class Sidecar(msgspec.Struct, frozen=True):
     max_abs: float
     loss_first: float
     loss_last: float
+    clip_factor: float | None = None
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """The released vector that must not be sent again, by its SHA-256; None if none was there."""
+
+    vector: Digest | None
 
 
 class LocalStore:
@@ -121,7 +128,7 @@ class LocalStore:
                 files.flush_directory(self._local)
                 self._move_in(decided)
             self._clear_through(round_index)
-            return self._adopted() == round_index
+            return self._adopted().round_index == round_index
 
     def _clear_through(self, round_index: int) -> None:
         """Remove what this round and older ones left; a later one may be in flight already."""
@@ -130,12 +137,16 @@ class LocalStore:
             if not number.isdecimal() or int(number) <= round_index:
                 _remove(path)
 
-    def _adopted(self) -> int:
+    @property
+    def adopted_by(self) -> str:
+        """Config hash of the workload whose round counted last; empty if none did."""
+        return self._adopted().config_hash
+
+    def _adopted(self) -> Cursor:
         try:
-            raw = (self._local / CURSOR).read_bytes()
-            return msgspec.json.decode(raw, type=Cursor).round_index
+            return msgspec.json.decode((self._local / CURSOR).read_bytes(), type=Cursor)
         except (FileNotFoundError, msgspec.DecodeError):
-            return Cursor().round_index
+            return Cursor()
 
     def discard(self, round_index: int) -> None:
         """Remove candidate and released vector of ``round_index``."""
@@ -144,13 +155,15 @@ class LocalStore:
             _remove(self.vector_path(round_index))
             _remove(self._pending(round_index))
 
-    def clear(self) -> None:
-        """Remove every candidate and every released vector."""
+    def clear(self, round_index: int) -> None:
+        """Remove every candidate and released vector, and what rounds but this one have spent."""
+        keep = self._spent_path(round_index)
         with files.storage(self._local):
             for path in self._local.glob("pending-*"):
                 _remove(path)
             for path in self._releases.iterdir():
-                _remove(path)
+                if path != keep:
+                    _remove(path)
 
     def _pending(self, round_index: int) -> Path:
         return self._local / f"pending-{round_index}"
@@ -190,13 +203,16 @@ class LocalStore:
         path = self.vector_path(round_index)
         if not self._pending(round_index).is_dir() or not path.is_file():
             return None
+        sidecar = self._sidecar(round_index)
+        whole = sidecar is not None and _digest(path) == sidecar.vector
+        return sidecar if whole else None
+
+    def _sidecar(self, round_index: int) -> Sidecar | None:
         try:
-            sidecar = msgspec.json.decode(
-                self._sidecar_path(round_index).read_bytes(), type=Sidecar
-            )
+            raw = self._sidecar_path(round_index).read_bytes()
+            return msgspec.json.decode(raw, type=Sidecar)
         except (OSError, msgspec.DecodeError):
             return None
-        return sidecar if _digest(path) == sidecar.vector else None
 
     def vector(self, round_index: int) -> FieldVector:
         """The released vector, mapped read-only (uint32, shape ``(size,)``).
@@ -208,6 +224,37 @@ class LocalStore:
         if not path.is_file():
             raise ArtifactError(f"no released vector of round {round_index} in {path.parent}")
         return np.memmap(path, dtype="<u4", mode="r")
+
+    def spend(self, round_index: int) -> None:
+        """Record, durably, that the released vector of ``round_index`` must not be sent again.
+
+        The record outlives the vector until the round is over.
+        """
+        sidecar = self._sidecar(round_index)
+        vector = None if sidecar is None else sidecar.vector
+        write_atomically(self._spent_path(round_index), msgspec.json.encode(Spent(vector)))
+
+    def spent(self, round_index: int) -> Spent | None:
+        """What of ``round_index`` is spent.
+
+        Raises:
+            CheckpointIntegrityError: the record is damaged, so nothing may be sent again.
+        """
+        path = self._spent_path(round_index)
+        with files.storage(path):
+            try:
+                raw = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            return msgspec.json.decode(raw, type=Spent)
+        except msgspec.DecodeError as error:
+            raise CheckpointIntegrityError(
+                f"{path} is damaged: {error}", "Leave this round out; the next one needs it not."
+            ) from error
+
+    def _spent_path(self, round_index: int) -> Path:
+        return self._releases / f"round-{round_index}.spent"
 
     def _sidecar_path(self, round_index: int) -> Path:
         return self._releases / f"round-{round_index}.json"

@@ -120,3 +120,11 @@ def values(flat: torch.Tensor) -> NDArray[np.float32]:
     """The storage of ``flat`` as a numpy view."""
     view: NDArray[np.float32] = flat.detach().numpy()
     return view
+
+
+def gradient_of(flat: torch.Tensor) -> NDArray[np.float32]:
+    """The gradient of what ``bind`` answered, as a numpy view."""
+    if flat.grad is None:
+        raise TypeError("this tensor was not bound: it has no gradient")
+    view: NDArray[np.float32] = flat.grad.numpy()
+    return view

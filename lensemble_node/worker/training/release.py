@@ -20,10 +20,27 @@ _PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages by what they act on, flat float32 vectors in layout order; each group in its order."""
+    """Stages by what they act on, flat float32 vectors in layout order; each group in its order.
+
+    ``reach``: largest absolute value of a coordinate after them, where it is not the field's own.
+    """
 
     on_weights: tuple[Stage, ...] = ()
     on_difference: tuple[Stage, ...] = ()
+    reach: float | None = None
+
+    def released(self, difference: FlatParameters, terms: FieldTerms) -> "Encoded":
+        """``difference`` (float32, flat; may be written to) as it leaves.
+
+        Raises:
+            FieldBoundExceeded: a coordinate that the field does not hold.
+        """
+        for stage in self.on_difference:
+            difference = stage(difference)
+        extent = Extent()
+        for start in range(0, len(difference), _PIECE):
+            extent.include(difference[start : start + _PIECE])
+        return Encoded(encode(difference, terms, reach=self.reach), extent)
 
 
 @dataclass
@@ -87,10 +104,6 @@ def release(
     flat = gather(named, layout)
     for stage in stages.on_weights:
         flat = stage(flat)
+    # Again against the prior, whatever the stages did to the weights.
     np.subtract(flat, prior, out=flat)
-    for stage in stages.on_difference:
-        flat = stage(flat)
-    extent = Extent()
-    for start in range(0, layout.size, _PIECE):
-        extent.include(flat[start : start + _PIECE])
-    return Encoded(encode(flat, terms), extent)
+    return stages.released(flat, terms)
