@@ -127,6 +127,13 @@ class ShareSection(Section):
     norms: bool = Field(
         False, description="Send the loss and the norm of each update with it, in the clear."
     )
+    plain: bool = Field(
+        True,
+        description=(
+            "Whether this node sends updates that the coordinator can read one by one. If not, it "
+            "takes part only where updates are masked."
+        ),
+    )
 
 
 class EdgesSection(Section):

@@ -138,7 +138,11 @@ class Participant:
     def _agree(self, answer: messages.FromCoordinator) -> GlobalState:
         match answer:
             case messages.Welcome():
-                agreed = agree(answer, self._config.expected_config_hash)
+                agreed = agree(
+                    answer,
+                    self._config.expected_config_hash,
+                    plain=self._config.share.plain,
+                )
                 self._terms, self._desk = agreed, None
                 following = answer.last.round + 1
                 return GlobalState(

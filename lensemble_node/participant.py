@@ -8,14 +8,15 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 import trio
 
 from lensemble.actor import Timers, run_machine
 from lensemble.edge.arena import Arena
-from lensemble.errors import WorkerFault
+from lensemble.errors import LensembleError, SecureAggregationError, WorkerFault
 from lensemble.identity import Identity
-from lensemble.ids import Digest, EdgeId, NodeId
+from lensemble.ids import EdgeId, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.ticket import Membership
@@ -26,6 +27,7 @@ from lensemble.wire import codec, messages
 from lensemble_node import attempt, egress, home, participation, provision, signals, supervisor
 from lensemble_node.call import Call
 from lensemble_node.config import NodeConfig
+from lensemble_node.masking import Secrets
 from lensemble_node.participation import Assigned, Quit
 from lensemble_node.provisioner import Provisioner
 from lensemble_node.quiet import Quiet
@@ -34,6 +36,9 @@ from lensemble_node.terms import Terms
 
 INBOX_EVENTS = 1024
 MAX_WAITING_FOR_EDGES = 256
+THREAD_ABOVE = 16
+"""Participants; keys and shares of more are checked and made outside of the event loop."""
+
 JITTER = 0.5
 """The largest part of a redial delay that chance takes away."""
 
@@ -94,6 +99,7 @@ class Member:
                 boot=os.urandom(8).hex(),
                 pinned=config.expected_config_hash,
                 share_norms=config.share.norms,
+                share_plain=config.share.plain,
                 backoff_s=config.listen.reconnect_backoff_s,
                 backoff_max_s=config.listen.reconnect_backoff_max_s,
             )
@@ -103,6 +109,7 @@ class Member:
         self._draw = draw
         self._inbox, self._events = trio.open_memory_channel[participation.Event](INBOX_EVENTS)
         self._call: Call | None = None
+        self._secrets: Secrets | None = None
         self._log = logger("participant")
         self._quiet = Quiet()
         self._nursery: trio.Nursery
@@ -191,12 +198,15 @@ class Member:
 
     def _moved(self, state: participation.State) -> None:
         before, self.state = self.state, state
+        now = _attempt(state)
+        if now is None or not attempt.holds_secrets(now):
+            self._secrets = None
         for name, (old, new) in _parts(before, state).items():
             if type(old) is not type(new):
                 self.since[name] = trio.current_time()
                 if name == "attempt":
                     self.progress = None
-                    self._say_where(_attempt(state))
+                    self._say_where(now)
         self.changed.set()
         self.changed = trio.Event()
 
@@ -232,7 +242,7 @@ class Member:
                 self._say(self._join(target))
             case participation.Say(message=message):
                 self._say(message)
-            case participation.Commit() | participation.Announce():
+            case participation.Commit() | participation.Announce() | participation.OnSecrets():
                 self._promise(action)
             case participation.Redial():
                 self._redial(action)
@@ -334,33 +344,49 @@ class Member:
             invite=invite,
         )
 
-    def _promise(self, action: participation.Commit | participation.Announce) -> None:
+    def _promise(
+        self, action: participation.Commit | participation.Announce | participation.OnSecrets
+    ) -> None:
         match action:
-            case participation.Commit(session=session, commit=commit):
-                asked, root = commit.open, commit.root
-                payload = messages.commitment_payload(
-                    session.federation, asked.round, asked.attempt, root, asked.config_hash
-                )
-                self._say(
-                    messages.Commitment(
-                        federation=session.federation,
-                        epoch=session.epoch,
-                        round=asked.round,
-                        attempt=asked.attempt,
-                        dataset_root=root,
-                        episodes=commit.episodes,
-                        holds_bytes=commit.holds_bytes,
-                        signature=self.who.sign(payload),
-                    )
-                )
+            case participation.Commit():
+                self._commit(action)
             case participation.Announce():
                 self._announce(action)
+            case participation.OnSecrets():
+                self._use_secrets(action)
+
+    def _commit(self, action: participation.Commit) -> None:
+        session, commit = action.session, action.commit
+        asked = commit.open
+        self._secrets = Secrets(self.who.node, asked) if commit.masked else None
+        keys = None if self._secrets is None else self._secrets.keys
+        payload = messages.commitment_payload(
+            session.federation,
+            asked.round,
+            asked.attempt,
+            commit.root,
+            asked.config_hash,
+            keys=keys,
+        )
+        self._say(
+            messages.Commitment(
+                federation=session.federation,
+                epoch=session.epoch,
+                round=asked.round,
+                attempt=asked.attempt,
+                dataset_root=commit.root,
+                episodes=commit.episodes,
+                holds_bytes=commit.holds_bytes,
+                keys=keys,
+                signature=self.who.sign(payload),
+            )
+        )
 
     def _announce(self, action: participation.Announce) -> None:
         session, announce = action.session, action.announce
         asked, trained = announce.open, announce.trained
         payload = messages.update_payload(
-            session.federation, asked.round, asked.attempt, announce.root, trained.digest
+            session.federation, asked.round, asked.attempt, announce.root, announce.digest
         )
         signature = self.who.sign(payload)
         shares = self.state.me.share_norms
@@ -370,7 +396,7 @@ class Member:
                 epoch=session.epoch,
                 round=asked.round,
                 attempt=asked.attempt,
-                digest=Digest(trained.digest),
+                digest=announce.digest,
                 nbytes=trained.nbytes,
                 dataset_root=announce.root,
                 reused=trained.reused,
@@ -385,6 +411,46 @@ class Member:
                 round=asked.round,
                 attempt=asked.attempt,
                 signature=signature.hex(),
+            )
+        )
+
+    # ---- masks ----
+
+    def _use_secrets(self, action: participation.OnSecrets) -> None:
+        wanted, secrets = action.action, self._secrets
+        if secrets is None:
+            raise SecureAggregationError(f"no secrets are held for {type(wanted).__name__}")
+        match wanted:
+            case attempt.MaskUpdate(opened):
+                mask = signals.Mask(
+                    round=opened.round, attempt=opened.attempt, terms=secrets.terms()
+                )
+                self._order(mask)
+            case attempt.Answer():
+                self._answer(action.session, secrets)
+            case attempt.Deal() | attempt.OpenShares() | attempt.Decide():
+                self._nursery.start_soon(self._consider, secrets, wanted)
+
+    async def _consider(self, secrets: Secrets, wanted: "Considered") -> None:
+        """Do what takes a while, or may be refused, and report how it went."""
+        work = partial(_outcome, secrets, wanted)
+        large = _size(wanted) > THREAD_ABOVE
+        signal = await trio.to_thread.run_sync(work) if large else work()
+        # Else the attempt is over, and its secrets are forgotten.
+        if secrets is self._secrets:
+            await self._hear(participation.SecretsSaid(signal))
+
+    def _answer(self, session: participation.Session, secrets: Secrets) -> None:
+        shares, payload = secrets.answer()
+        self._secrets = None
+        self._say(
+            messages.UnmaskAnswer(
+                federation=session.federation,
+                epoch=session.epoch,
+                round=secrets.context.round,
+                attempt=secrets.context.attempt,
+                shares=shares,
+                signature=self.who.sign(payload),
             )
         )
 
@@ -419,7 +485,38 @@ def configuration(config: NodeConfig, terms: Terms, node: NodeId) -> signals.Con
         embodiment=data.embodiment,
         probe="" if data.probe is None else str(data.probe),
         threads=config.worker.threads,
+        masked=terms.masked,
     )
+
+
+Considered: TypeAlias = attempt.Deal | attempt.OpenShares | attempt.Decide
+
+
+def _size(wanted: Considered) -> int:
+    match wanted:
+        case attempt.Deal(roster=roster):
+            return len(roster.members)
+        case attempt.OpenShares(envelopes=envelopes):
+            return len(envelopes)
+        case attempt.Decide():
+            return 0
+
+
+def _outcome(secrets: Secrets, wanted: Considered) -> attempt.FromSecrets:
+    at = wanted.open.round, wanted.open.attempt
+    try:
+        match wanted:
+            case attempt.Deal(roster=roster):
+                dealing = secrets.deal(roster)
+                return attempt.SharesDealt(*at, dealing.commitments, dealing.sealed)
+            case attempt.OpenShares(envelopes=envelopes):
+                secrets.open(envelopes)
+                return attempt.SharesOpened(*at)
+            case attempt.Decide(survivors=survivors):
+                secrets.decide(survivors)
+                return attempt.Consented(*at)
+    except LensembleError as error:
+        return attempt.MasksRefused(*at, error.message, error.remediation)
 
 
 def _target(belongs: Membership) -> participation.Target:

@@ -10,7 +10,12 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from lensemble.errors import ContractViolation, InvalidTransition
+from lensemble.errors import (
+    ContractViolation,
+    InvalidTransition,
+    LensembleError,
+    SecureAggregationError,
+)
 from lensemble.ids import Digest, EdgeId, FederationId, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, Step, TimerExpired
 from lensemble.wire import messages
@@ -43,6 +48,8 @@ class Me(msgspec.Struct, frozen=True):
     pinned: str = ""
     """Take part only in the workload with this config hash."""
     share_norms: bool = False
+    share_plain: bool = False
+    """Take part where the coordinator sees each update by itself."""
     backoff_s: float = 0.5
     backoff_max_s: float = 15.0
 
@@ -178,10 +185,20 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 Membership: TypeAlias = Unassigned | Dialing | Resting | Joining | Joined | Left
 
 
+class Unmasked(msgspec.Struct, frozen=True):
+    """The newest attempt whose sum this node has helped to unmask."""
+
+    federation: FederationId
+    round: int
+    attempt: int
+
+
 class State(msgspec.Struct, frozen=True, tag=True):
     me: Me
     worker: Worker = NoWorker()
     membership: Membership = Unassigned()
+    unmasked: Unmasked | None = None
+    """Neither it nor an older one is taken again: two sums of it would give an update away."""
 
 
 # ---- events ----
@@ -231,6 +248,12 @@ class WorkerLost(msgspec.Struct, frozen=True, tag=True):
     remediation: str = ""
 
 
+class SecretsSaid(msgspec.Struct, frozen=True, tag=True):
+    """From beside the secrets of the attempt in hand."""
+
+    signal: attempt.FromSecrets
+
+
 class EdgesLive(msgspec.Struct, frozen=True, tag=True):
     pair: Pair
 
@@ -268,6 +291,7 @@ Event: TypeAlias = (
     | WorkerSaid
     | WorkerStarted
     | WorkerLost
+    | SecretsSaid
     | EdgesLive
     | EdgesGone
     | EdgesTornDown
@@ -325,6 +349,13 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     announce: attempt.Announce
 
 
+class OnSecrets(msgspec.Struct, frozen=True, tag=True):
+    """Do with the secrets of the attempt what ``action`` says."""
+
+    session: Session
+    action: attempt.OnSecrets
+
+
 class RunWorker(msgspec.Struct, frozen=True, tag=True):
     """Have a worker that is configured for ``terms``; answered by ``WorkerStarted``."""
 
@@ -380,7 +411,9 @@ OnEdges: TypeAlias = Provide | Withdraw | DropEdges | ForgetEdges
 Local: TypeAlias = RunWorker | Order | EndWorker | Count | ArmTimer | CancelTimer | Finish | OnEdges
 """What is done within this process."""
 
-Action: TypeAlias = Dial | SayJoin | HangUp | Redial | Say | Commit | Announce | Remember | Local
+Action: TypeAlias = (
+    Dial | SayJoin | HangUp | Redial | Say | Commit | Announce | OnSecrets | Remember | Local
+)
 
 # ---- transition ----
 
@@ -391,31 +424,30 @@ def transition(state: State, event: Event) -> Step[State, Action]:
     match event:
         case WorkerSaid() | WorkerStarted() | WorkerLost():
             return _worker(state, event)
-        case Assigned(target):
-            return _assign(state, target)
-        case Dismissed() | Quit():
-            return _end(state, event)
+        case Assigned() | Dismissed() | Quit():
+            return _belong(state, event)
         case LinkUp() | LinkDown() | Heard() | Misheard():
             call = getattr(state.membership, "call", None)
             return _link(state, event) if event.call == call else (state, ())
         case EdgesLive() | EdgesGone() | EdgesTornDown():
             return _edges(state, event)
+        case SecretsSaid(signal):
+            return _settle(*_feed(state, signal))
         case TimerExpired(timer):
             return _timer(state, timer)
 
 
-def _assign(state: State, target: Target) -> Step[State, Action]:
-    call = getattr(state.membership, "call", 0) + 1
-    leaving = _depart(state, "this node joins another coordinator")
-    return replace(state, membership=Dialing(target, call)), (*leaving, Dial(target, call))
-
-
-def _end(state: State, event: Dismissed | Quit) -> Step[State, Action]:
-    leaving = _depart(state, event.reason)
-    if isinstance(event, Quit):
-        return replace(state, membership=Left()), (*leaving, Finish())
+def _belong(state: State, event: Assigned | Dismissed | Quit) -> Step[State, Action]:
     call = getattr(state.membership, "call", 0)
-    return replace(state, membership=Unassigned(call)), leaving
+    match event:
+        case Assigned(target):
+            leaving = _depart(state, "this node joins another coordinator")
+            dialing = Dialing(target, call + 1)
+            return replace(state, membership=dialing), (*leaving, Dial(target, call + 1))
+        case Dismissed(reason):
+            return replace(state, membership=Unassigned(call)), _depart(state, reason)
+        case Quit(reason):
+            return replace(state, membership=Left()), (*_depart(state, reason), Finish())
 
 
 def _depart(state: State, reason: str) -> tuple[Action, ...]:
@@ -542,7 +574,7 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
         )
         return _refuse(state, cause)
     try:
-        terms = agree(welcome, state.me.pinned)
+        terms = agree(welcome, state.me.pinned, plain=state.me.share_plain)
     except ContractViolation as error:
         return _refuse(state, f"{error.message}. {error.remediation}")
     target = replace(target, federation=welcome.federation)
@@ -691,12 +723,10 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
             return state, (Count("other_federation", message.federation),)
         case _ if message.epoch != session.epoch:
             return state, (Count("stale_epoch", f"epoch {message.epoch}, now {session.epoch}"),)
-        case messages.RoundOpen() | messages.Collect() | messages.RoundClose():
-            return _of_round(state, joined, message)
         case messages.Leave() | messages.Provision() | messages.Teardown():
             return _of_session(state, joined, message)
         case _:
-            return state, (Count("out_of_place", type(message).__name__),)
+            return _of_round(state, joined, message)
 
 
 def _of_session(
@@ -720,10 +750,13 @@ def _teardown(state: State, joined: Joined, edges: tuple[int, ...]) -> Step[Stat
     return replace(state, membership=joined), (Withdraw(edges),)
 
 
+OfAttempt: TypeAlias = (
+    messages.Roster | messages.Collect | messages.UnmaskRequest | messages.RoundClose
+)
+
+
 def _of_round(
-    state: State,
-    joined: Joined,
-    message: messages.RoundOpen | messages.Collect | messages.RoundClose,
+    state: State, joined: Joined, message: messages.RoundOpen | OfAttempt
 ) -> Step[State, Action]:
     match message:
         case messages.RoundOpen():
@@ -737,9 +770,19 @@ def _of_round(
     if (message.round, message.attempt) != (now.open.round, now.open.attempt):
         detail = f"round {message.round} attempt {message.attempt}"
         return state, (Count("stale_attempt", detail),)
-    if isinstance(message, messages.Collect):
-        return _feed(state, attempt.Collected(state.me.node in message.roster))
-    return _feed(state, attempt.Ended(message.retries))
+    return _feed(state, _news(state.me, message))
+
+
+def _news(me: Me, message: OfAttempt) -> attempt.Event:
+    match message:
+        case messages.Roster():
+            return attempt.RosterCame(message)
+        case messages.Collect(roster=roster, envelopes=envelopes):
+            return attempt.Collected(me.node in roster, envelopes)
+        case messages.UnmaskRequest(survivors=survivors):
+            return attempt.UnmaskAsked(survivors)
+        case messages.RoundClose(retries=retries):
+            return attempt.Ended(retries)
 
 
 def _round_open(state: State, joined: Joined, message: messages.RoundOpen) -> Step[State, Action]:
@@ -754,11 +797,24 @@ def _round_open(state: State, joined: Joined, message: messages.RoundOpen) -> St
     if not isinstance(edges, Usable):
         return state, (Count("no_edges", f"round {message.round} opened before its edges"),)
     state = replace(state, membership=replace(joined, fresh=False))
-    against = objection(joined.session.terms, message)
+    terms = joined.session.terms
+    against = objection(terms, message) or _spent(state.unmasked, message)
     if against is None:
-        return _feed(state, attempt.Opened(message, EdgeId(edges.pair.update.edge)))
+        edge = EdgeId(edges.pair.update.edge)
+        return _feed(state, attempt.Opened(message, edge, terms.masked))
     return _feed(
         state, attempt.Objected(message, against.code, against.message, against.remediation)
+    )
+
+
+def _spent(unmasked: Unmasked | None, asked: messages.RoundOpen) -> LensembleError | None:
+    if unmasked is None or unmasked.federation != asked.federation:
+        return None
+    if (asked.round, asked.attempt) > (unmasked.round, unmasked.attempt):
+        return None
+    return SecureAggregationError(
+        f"attempt {asked.attempt} of round {asked.round}: this node has helped to unmask attempt "
+        f"{unmasked.attempt} of round {unmasked.round} and takes part in later ones only"
     )
 
 
@@ -787,7 +843,11 @@ def _feed(state: State, event: attempt.Event) -> Step[State, Action]:
         return state, ()
     after, actions = attempt.transition(joined.attempt, event)
     orders = (*_orders(joined.session, actions), *_patience(joined.attempt, after))
-    return replace(state, membership=replace(joined, attempt=after)), orders
+    unmasked = state.unmasked
+    if isinstance(after, attempt.Answered):
+        opened = after.open
+        unmasked = Unmasked(opened.federation, opened.round, opened.attempt)
+    return replace(state, membership=replace(joined, attempt=after), unmasked=unmasked), orders
 
 
 def _patience(before: attempt.State, after: attempt.State) -> tuple[Action, ...]:
@@ -813,10 +873,13 @@ def _settle(state: State, actions: tuple[Action, ...]) -> Step[State, Action]:
         more = (*more, Provide(pair))
         state = replace(state, membership=replace(joined, edges=Provided(pair)))
     match joined.attempt, worker:
-        case attempt.Offered(), Able(facts=facts):
+        case ((attempt.Offered() | attempt.Agreed()), Able(facts=facts)):
             able = attempt.WorkerAble(Digest(facts.dataset_root), facts.episodes)
             state, fed = _feed(state, able)
-        case attempt.Offered(), Unable(code=code, reason=reason, remediation=remediation):
+        case (
+            (attempt.Offered() | attempt.Agreed()),
+            Unable(code=code, reason=reason, remediation=remediation),
+        ):
             state, fed = _feed(state, attempt.WorkerLost(code, reason, remediation))
         case _:
             fed = ()
@@ -839,11 +902,15 @@ def _order(session: Session, action: attempt.Action) -> Action:
             return DropEdges(reason)
         case attempt.Ignore(reason):
             return Count(reason)
-        case attempt.Tell() | attempt.Decline():
+        case attempt.Tell() | attempt.Decline() | attempt.GiveShares():
             return Say(_told(session, action))
+        case _:
+            return OnSecrets(session, action)
 
 
-def _told(session: Session, action: attempt.Tell | attempt.Decline) -> FromNode:
+def _told(
+    session: Session, action: attempt.Tell | attempt.Decline | attempt.GiveShares
+) -> FromNode:
     asked = action.open
     if isinstance(action, attempt.Tell):
         return messages.Progress(
@@ -854,6 +921,15 @@ def _told(session: Session, action: attempt.Tell | attempt.Decline) -> FromNode:
             phase=action.phase,
             done=action.done,
             total=action.total,
+        )
+    if isinstance(action, attempt.GiveShares):
+        return messages.Shares(
+            federation=session.federation,
+            epoch=session.epoch,
+            round=asked.round,
+            attempt=asked.attempt,
+            commitments=action.commitments,
+            sealed=action.sealed,
         )
     return messages.Fault(
         federation=session.federation,

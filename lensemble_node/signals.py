@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from lensemble.errors import WorkerFault
+from lensemble.secagg.graph import MAX_HOLDERS
 
 MAX_LINE_BYTES = 1 << 18
 """Longest line in either direction."""
@@ -41,6 +42,8 @@ class Configure(_Line, frozen=True, kw_only=True, tag=True):
     probe: str = ""
     """Path of the public probe; empty if this node has none."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    masked: bool = False
+    """Nothing leaves but under the masks of ``Mask``."""
 
 
 class Attach(_Line, frozen=True, kw_only=True, tag=True):
@@ -88,6 +91,27 @@ class Train(_Line, frozen=True, kw_only=True, tag=True):
     global_step: _Count
 
 
+class MaskTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One mask to add, or to take away: see ``secagg.masks.Term``.  ``key`` is secret."""
+
+    key: _Hash
+    negative: bool = False
+
+    def __repr__(self) -> str:
+        return "MaskTerm(...)"
+
+
+class Mask(_Line, frozen=True, kw_only=True, tag=True):
+    """Send the release of ``round`` under these masks only; answered by ``Masked``.
+
+    They are forgotten when it is sent, or given up.
+    """
+
+    round: _Count
+    attempt: _Count
+    terms: Annotated[tuple[MaskTerm, ...], Meta(min_length=1, max_length=MAX_HOLDERS)]
+
+
 class Send(_Line, frozen=True, kw_only=True, tag=True):
     """Put the release of ``round`` on ``edge`` as a blob; answered by ``Sent``."""
 
@@ -99,6 +123,13 @@ class Send(_Line, frozen=True, kw_only=True, tag=True):
 
 class Abandon(_Line, frozen=True, kw_only=True, tag=True):
     """Stop working on the attempt; its release is kept for a later attempt of the round."""
+
+    round: _Count
+    attempt: _Count
+
+
+class Spend(_Line, frozen=True, kw_only=True, tag=True):
+    """The release of ``round`` may not be sent again, a restart included; answered by ``Spent``."""
 
     round: _Count
     attempt: _Count
@@ -117,7 +148,19 @@ class Stop(_Line, frozen=True, kw_only=True, tag=True):
 
 
 Command: TypeAlias = (
-    Configure | Attach | Detach | Ready | Released | Bind | Train | Send | Abandon | Close | Stop
+    Configure
+    | Attach
+    | Detach
+    | Ready
+    | Released
+    | Bind
+    | Train
+    | Mask
+    | Send
+    | Spend
+    | Abandon
+    | Close
+    | Stop
 )
 
 # ---- events ----
@@ -177,12 +220,28 @@ class Worked(_Line, frozen=True, kw_only=True, tag=True):
 class Trained(_Line, frozen=True, kw_only=True, tag=True):
     round: _Count
     attempt: _Count
-    digest: _Hash
+    digest: _Hash | None
+    """Of the blob; None where it will be sent masked."""
     nbytes: _Count
     reused: bool
     l2_norm: float
     loss_first: float | None
     loss_last: float | None
+
+
+class Masked(_Line, frozen=True, kw_only=True, tag=True):
+    """``digest`` is that of the blob under its masks."""
+
+    round: _Count
+    attempt: _Count
+    digest: _Hash
+
+
+class Spent(_Line, frozen=True, kw_only=True, tag=True):
+    """It is on disk that the release of ``round`` is spent."""
+
+    round: _Count
+    attempt: _Count
 
 
 class Sent(_Line, frozen=True, kw_only=True, tag=True):
@@ -218,7 +277,9 @@ Event: TypeAlias = (
     | StateHeld
     | Worked
     | Trained
+    | Masked
     | Sent
+    | Spent
     | Closed
     | Failed
 )
@@ -250,4 +311,7 @@ def _parse(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WorkerFault(f"not a line of the worker protocol: {error}: {raw[:120]!r}") from error
+        # Nothing of the line itself: it may hold the keys of masks.
+        raise WorkerFault(
+            f"a line of {len(raw)} bytes is none of the worker protocol: {error}"
+        ) from error

@@ -24,14 +24,18 @@ class Terms(msgspec.Struct, frozen=True):
     field_n_max: int
     state_bytes: int
     probe_hash: Digest | None = None
+    masked: bool = False
+    """The coordinator learns the sum of the updates only."""
 
 
-def agree(welcome: Welcome, pinned: str = "") -> Terms:
+def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
     """The terms of ``welcome``, every digest recomputed here.
+
+    ``plain``: this node sends updates that the coordinator can read one by one, if asked to.
 
     Raises:
         ContractViolation: not a workload of this build, a digest that is not its own, another
-            workload than ``pinned``, or an aggregation that this build does not do.
+            workload than ``pinned``, or updates in the clear where this node does not send such.
     """
     workload = _parse(welcome.workload)
     if workload.digest != welcome.config_hash:
@@ -52,10 +56,12 @@ def agree(welcome: Welcome, pinned: str = "") -> Terms:
             f"the coordinator announces the layout {welcome.layout_digest}; this build lays the "
             f"workload out as {where.digest}"
         )
-    if welcome.aggregation != "plain":
+    if welcome.aggregation == "plain" and not plain:
         raise ContractViolation(
-            f"the coordinator aggregates {welcome.aggregation}; this build of the node does plain",
-            "Upgrade this node.",
+            "this coordinator aggregates in the clear: it could read each update of this node by "
+            "itself, and `share.plain` is false here",
+            'Have its operator set `rounds.aggregation = "masked"`; or set `share.plain = true` in '
+            "this node's configuration, if the coordinator may see its updates.",
         )
     return Terms(
         welcome.federation,
@@ -68,6 +74,7 @@ def agree(welcome: Welcome, pinned: str = "") -> Terms:
         workload.field.n_max,
         where.size * PARAMETER_BYTES,
         Digest(workload.objective.probe_hash) if workload.objective.probe_hash else None,
+        welcome.aggregation == "masked",
     )
 
 

@@ -5,6 +5,7 @@ sending too; anything else waits its turn.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,9 +22,11 @@ from lensemble.errors import (
 )
 from lensemble.ids import Digest, FederationId
 from lensemble.params import ParamLayout
+from lensemble.secagg.masks import WORD_BYTES, Term
 from lensemble.version import BUILD
 from lensemble.workload import NoopTask, Workload, layout
 from lensemble_node import signals
+from lensemble_node.worker.blinded import Blinded
 from lensemble_node.worker.download import Inbound
 from lensemble_node.worker.pace import Pace
 from lensemble_node.worker.port import Port
@@ -37,7 +40,34 @@ MAX_BACKLOG = 64
 _PIECE_BYTES = 1 << 20
 
 _Phase: TypeAlias = Literal["fetching", "training", "sending"]
-Job: TypeAlias = signals.Train | signals.Send | signals.Close | signals.Stop
+Work: TypeAlias = signals.Train | signals.Mask | signals.Send
+"""What an attempt asks for, and what is given up with it."""
+
+Job: TypeAlias = Work | signals.Spend | signals.Close | signals.Stop
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A release of ``round``, and its digest if it may be sent as it is."""
+
+    round: int
+    released: Release
+    digest: Digest | None
+
+
+@dataclass(frozen=True)
+class _Outgoing:
+    """What goes into the slots: the bytes that ``blinded`` gives, or ``raw``."""
+
+    digest: Digest
+    raw: memoryview
+    blinded: Blinded | None = None
+
+    def read_into(self, start: int, into: memoryview) -> None:
+        if self.blinded is None:
+            into[:] = self.raw[start : start + len(into)]
+        else:
+            self.blinded.read_into(start, into)
 
 
 class _Halted(Exception):
@@ -62,6 +92,7 @@ class Desk:
         self.workload = workload
         self.layout: ParamLayout = layout(workload)
         self.steps = workload.inner.steps
+        self.masked = configure.masked
         self.trainer = Trainer(
             workload,
             None if isinstance(workload.task, NoopTask) else _source(configure),
@@ -99,10 +130,11 @@ class Worker:
         self._rings = Rings(arena)
         self._backlog: deque[Job] = deque()
         self._desk: Desk | None = None
-        self._release: tuple[int, Release, Digest] | None = None
+        self._release: _Ready | None = None
+        self._masked: tuple[tuple[int, int], _Outgoing] | None = None
         self._fetched = Pace()
         self._refused: set[int] = set()
-        self._in_hand: signals.Train | signals.Send | None = None
+        self._in_hand: Work | None = None
         self._halt = False
         """The work in hand is to be given up."""
 
@@ -128,7 +160,9 @@ class Worker:
     def _take(self, command: signals.Command) -> Job | None:
         """Do what is done at once; what is not is handed back."""
         match command:
-            case signals.Train() | signals.Send() | signals.Close() | signals.Stop():
+            case signals.Train() | signals.Mask() | signals.Send():
+                return command
+            case signals.Spend() | signals.Close() | signals.Stop():
                 return command
             case signals.Configure():
                 self._configure(command)
@@ -225,12 +259,15 @@ class Worker:
         self._backlog = deque(
             job
             for job in self._backlog
-            if not isinstance(job, signals.Train | signals.Send) or (job.round, job.attempt) > at
+            if not isinstance(job, Work) or (job.round, job.attempt) > at
         )
+        if self._masked is not None and self._masked[0] <= at:
+            self._forget_masks()
 
     def _bind(self, command: signals.Bind) -> None:
         desk = self._known_desk()
         self._halt = self._halt or self._supersedes(command)
+        self._forget_masks()
         at, digest = (command.round, command.attempt), Digest(command.prior_digest)
         try:
             held = desk.inbound.expect(at, digest)
@@ -285,20 +322,25 @@ class Worker:
 
     # ---- jobs ----
 
-    def _carry_out(self, job: signals.Train | signals.Send | signals.Close) -> None:
+    def _carry_out(self, job: Work | signals.Spend | signals.Close) -> None:
         at = None if isinstance(job, signals.Close) else (job.round, job.attempt)
-        self._in_hand, self._halt = (None if isinstance(job, signals.Close) else job), False
+        self._in_hand, self._halt = (job if isinstance(job, Work) else None), False
         try:
             match job:
                 case signals.Train():
                     self._train(job)
+                case signals.Mask():
+                    self._mask(job)
                 case signals.Send():
                     self._send(job)
+                case signals.Spend():
+                    self._spend(job)
                 case signals.Close():
                     self._close(job)
         except (Stopped, _Halted):
-            pass
+            self._forget_masks()
         except LensembleError as error:
+            self._forget_masks()
             self._fail(error, at)
         finally:
             self._in_hand = None
@@ -306,6 +348,7 @@ class Worker:
     def _train(self, job: signals.Train) -> None:
         desk, at, pace = self._known_desk(), (job.round, job.attempt), Pace()
         self._release = None
+        self._forget_masks()
 
         def progress(done: int, _: float) -> None:
             if pace.due():
@@ -325,8 +368,10 @@ class Worker:
             should_stop=should_stop,
             prior_digest=Digest(job.prior_digest),
         )
-        digest = blob.update_digest(desk.layout, _pieces(_raw(released)))
-        self._release = (job.round, released, digest)
+        digest = None
+        if not desk.masked:
+            digest = blob.update_digest(desk.layout, _pieces(_raw(released)))
+        self._release = _Ready(job.round, released, digest)
         self._port.say(
             signals.Trained(
                 round=job.round,
@@ -340,36 +385,75 @@ class Worker:
             )
         )
 
+    def _mask(self, job: signals.Mask) -> None:
+        desk, ready = self._known_desk(), self._at_hand(job.round)
+        terms = (Term(bytes.fromhex(term.key), term.negative) for term in job.terms)
+        blinded = Blinded(ready.released.vector, terms)
+        running = blob.UpdateDigest(desk.layout)
+        for piece in blinded.pieces():
+            running.update(piece)
+            self._look()
+            if self._halt:
+                raise _Halted
+        outgoing = _Outgoing(running.hexdigest(), _raw(ready.released), blinded)
+        self._masked = (job.round, job.attempt), outgoing
+        self._port.say(signals.Masked(round=job.round, attempt=job.attempt, digest=outgoing.digest))
+
     def _send(self, job: signals.Send) -> None:
         desk, ring = self._known_desk(), self._rings.ring(job.edge)
         if ring is None:
             raise _Halted
-        if self._release is None or self._release[0] != job.round:
-            raise ArtifactError(f"no release of round {job.round} is at hand to be sent")
-        _, released, digest = self._release
-        raw, pace, at = _raw(released), Pace(), (job.round, job.attempt)
+        outgoing = self._outgoing(desk, job)
+        pace, at, total = Pace(), (job.round, job.attempt), len(outgoing.raw)
         header = blob.BlobHeader(
             kind="update",
             federation=desk.federation,
             round=job.round,
             attempt=job.attempt,
-            total_bytes=len(raw),
-            chunk_bytes=ring.capacity_bytes,
+            total_bytes=total,
+            chunk_bytes=ring.capacity_bytes - ring.capacity_bytes % WORD_BYTES,
             layout_digest=desk.layout.digest,
-            digest_hint=digest,
+            digest_hint=outgoing.digest,
         )
         slot = self._empty_slot(ring)
         self._filled(ring, slot, blob.header_chunk(header, ring.slot(slot)))
         for start, length in blob.data_ranges(header):
             slot = self._empty_slot(ring)
-            ring.slot(slot)[:length] = raw[start : start + length]
+            outgoing.read_into(start, ring.slot(slot)[:length])
             self._filled(ring, slot, length)
             if pace.due():
-                self._tell(at, "sending", start + length, len(raw))
+                self._tell(at, "sending", start + length, total)
         slot = self._empty_slot(ring)
         signature = bytes.fromhex(job.signature)
-        self._filled(ring, slot, blob.trailer_chunk(digest, signature, ring.slot(slot)))
+        self._filled(ring, slot, blob.trailer_chunk(outgoing.digest, signature, ring.slot(slot)))
+        self._forget_masks()
         self._port.say(signals.Sent(round=job.round, attempt=job.attempt))
+
+    def _outgoing(self, desk: Desk, job: signals.Send) -> _Outgoing:
+        ready = self._at_hand(job.round)
+        if not desk.masked and ready.digest is not None:
+            return _Outgoing(ready.digest, _raw(ready.released))
+        if self._masked is None or self._masked[0] != (job.round, job.attempt):
+            raise ArtifactError(
+                f"no masks of round {job.round} attempt {job.attempt} are at hand, and nothing is "
+                "sent without"
+            )
+        return self._masked[1]
+
+    def _at_hand(self, round_index: int) -> _Ready:
+        if self._release is None or self._release.round != round_index:
+            raise ArtifactError(f"no release of round {round_index} is at hand to be sent")
+        return self._release
+
+    def _forget_masks(self) -> None:
+        self._masked = None
+
+    def _spend(self, job: signals.Spend) -> None:
+        desk = self._known_desk()
+        self._release = None
+        self._forget_masks()
+        desk.trainer.spend(job.round)
+        self._port.say(signals.Spent(round=job.round, attempt=job.attempt))
 
     def _filled(self, ring: Ring, slot: int, extent: int) -> None:
         self._port.say(signals.Filled(edge=ring.edge, slot=slot, extent=extent))
@@ -377,6 +461,7 @@ class Worker:
     def _close(self, job: signals.Close) -> None:
         desk = self._known_desk()
         self._release = None
+        self._forget_masks()
         adopted = desk.trainer.adopt(job.round) if job.adopt else False
         if not job.adopt:
             desk.trainer.discard(job.round)

@@ -5,6 +5,7 @@ from lensemble.edge.spec import EdgeSpec
 from lensemble.ids import Digest, EdgeId, FederationId, NodeId
 from lensemble.wire import messages
 from lensemble.workload import NoopTask, Workload, layout
+from lensemble_node import attempt as attempts
 from lensemble_node import participation, signals
 from lensemble_node.participation import Action, Event, Heard, LinkUp, Me, State, Target
 from lensemble_node.provision import Pair
@@ -19,7 +20,7 @@ LAYOUT = layout(WORKLOAD)
 ROOT = Digest("d" * 64)
 PRIOR = Digest("1" * 64)
 NEXT = Digest("2" * 64)
-ME = Me(node=NODE, name="node", build="lensemble 0", boot="0" * 16)
+ME = Me(node=NODE, name="node", build="lensemble 0", boot="0" * 16, share_plain=True)
 TARGET = Target(COORDINATOR, ("192.0.2.7:7707",))
 
 
@@ -101,6 +102,37 @@ def abort(round_index: int = 0, attempt: int = 0, *, retries: bool) -> messages.
     )
 
 
+def entry(node: NodeId = NODE) -> messages.RosterEntry:
+    keys = messages.MaskKeys(mask_key=b"m" * 32, share_key=b"s" * 32, self_commitment=b"c" * 32)
+    return messages.RosterEntry(node=node, dataset_root=ROOT, keys=keys, signature=b"\x00" * 64)
+
+
+def roster(round_index: int = 0, attempt: int = 0, **changes: object) -> messages.Roster:
+    fields: dict[str, object] = {
+        "federation": FEDERATION,
+        "epoch": EPOCH,
+        "round": round_index,
+        "attempt": attempt,
+        "members": (entry(NODE), entry(OTHER)),
+        "threshold": 2,
+    }
+    return messages.Roster(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def unmask(round_index: int = 0, attempt: int = 0, **changes: object) -> messages.UnmaskRequest:
+    fields: dict[str, object] = {
+        "federation": FEDERATION,
+        "epoch": EPOCH,
+        "round": round_index,
+        "attempt": attempt,
+        "survivors": (NODE, OTHER),
+    }
+    return messages.UnmaskRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+DEALT = attempts.SharesDealt(0, 0, b"c" * 128, (b"x" * 92,))
+MASKED = signals.Masked(round=0, attempt=0, digest="8" * 64)
+SPENT = signals.Spent(round=0, attempt=0)
 CONFIGURED = signals.Configured(
     build="lensemble 0", dataset_root=ROOT, episodes=3, steps=90, layout_digest=LAYOUT.digest
 )
@@ -169,15 +201,22 @@ class Play:
         self.joining().hear(welcome(**changes))
         return self
 
-    def ready(self, first: int = 100) -> "Play":
+    def beside(self, *said: attempts.FromSecrets) -> tuple[Action, ...]:
+        for signal in said:
+            self.feed(participation.SecretsSaid(signal))
+        return self.actions
+
+    def ready(self, first: int = 100, *, masked: bool = False) -> "Play":
         """Joined, worker able, edges live."""
-        self.welcomed().say(CONFIGURED)
+        self.welcomed(aggregation="masked" if masked else "plain").say(CONFIGURED)
         self.hear(provision_message(pair(first)))
         self.feed(participation.EdgesLive(pair(first)))
         return self
 
     def fetching(self) -> "Play":
-        self.ready().hear(round_open())
+        if not isinstance(self.state.membership, participation.Joined):
+            self.ready()
+        self.hear(round_open())
         self.say(bound())
         return self
 
@@ -194,6 +233,53 @@ class Play:
         self.sending().say(signals.Sent(round=0, attempt=0))
         return self
 
+    # ---- the same, masked ----
+
+    def drawn(self) -> "Play":
+        """Committed with keys; the state is held."""
+        self.ready(masked=True).fetching().say(signals.StateHeld(digest=PRIOR))
+        return self
+
+    def dealing(self) -> "Play":
+        self.drawn().hear(roster())
+        return self
+
+    def shared(self) -> "Play":
+        self.dealing().beside(DEALT)
+        return self
+
+    def opening(self) -> "Play":
+        self.shared().hear(collect())
+        return self
+
+    def masked_training(self) -> "Play":
+        self.opening().beside(attempts.SharesOpened(0, 0))
+        return self
+
+    def masking(self) -> "Play":
+        self.masked_training().say(trained())
+        return self
+
+    def masked_sending(self) -> "Play":
+        self.masking().say(MASKED)
+        return self
+
+    def masked_sent(self) -> "Play":
+        self.masked_sending().say(signals.Sent(round=0, attempt=0))
+        return self
+
+    def asked(self) -> "Play":
+        self.masked_sent().hear(unmask())
+        return self
+
+    def spending(self) -> "Play":
+        self.asked().beside(attempts.Consented(0, 0))
+        return self
+
+    def answered(self) -> "Play":
+        self.spending().say(SPENT)
+        return self
+
 
 def said(actions: tuple[Action, ...]) -> list[str]:
     """The names of the messages among ``actions``, in order."""
@@ -206,6 +292,8 @@ def said(actions: tuple[Action, ...]) -> list[str]:
                 names.append("Commitment")
             case participation.Announce():
                 names.append("Update")
+            case participation.OnSecrets(action=wanted):
+                names.append(type(wanted).__name__)
             case _:
                 pass
     return names

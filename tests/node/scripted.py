@@ -252,6 +252,7 @@ class Stage:
             "state_dir": str(self.directory / "state"),
             "worker": {"restart_backoff_s": 0.05, "restart_backoff_max_s": 0.2},
             "listen": {"reconnect_backoff_s": 0.05, "reconnect_backoff_max_s": 0.2},
+            "share": {"plain": True},
         }
         return validate({**tree, **changes}, NodeConfig, path=self.directory / "node.toml")
 

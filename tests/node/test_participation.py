@@ -34,13 +34,16 @@ from lensemble_node.participation import (
 )
 from tests.node.node_play import (
     CONFIGURED,
+    DEALT,
     FEDERATION,
+    MASKED,
     ME,
     NEXT,
     NODE,
     OTHER,
     PRIOR,
     ROOT,
+    SPENT,
     TARGET,
     WORKLOAD,
     Play,
@@ -52,9 +55,11 @@ from tests.node.node_play import (
     ordered,
     pair,
     provision_message,
+    roster,
     round_open,
     said,
     trained,
+    unmask,
     welcome,
 )
 
@@ -77,6 +82,10 @@ def _left() -> Play:
     return play
 
 
+MASKED_STATES = (
+    "masked_fetching", "masked_waiting", "dealing", "shared", "opening", "masked_training",
+    "masking", "masked_sending", "masked_sent", "asked", "spending", "answered",
+)  # fmt: skip
 STATES = {
     "unassigned": Play,
     "dialing": lambda: Play().dialing(),
@@ -90,6 +99,18 @@ STATES = {
     "sent": lambda: Play().sent(),
     "unable": _unable,
     "left": _left,
+    "masked_fetching": lambda: Play().ready(masked=True).fetching(),
+    "masked_waiting": lambda: Play().drawn(),
+    "dealing": lambda: Play().dealing(),
+    "shared": lambda: Play().shared(),
+    "opening": lambda: Play().opening(),
+    "masked_training": lambda: Play().masked_training(),
+    "masking": lambda: Play().masking(),
+    "masked_sending": lambda: Play().masked_sending(),
+    "masked_sent": lambda: Play().masked_sent(),
+    "asked": lambda: Play().asked(),
+    "spending": lambda: Play().spending(),
+    "answered": lambda: Play().answered(),
 }
 
 
@@ -105,8 +126,20 @@ def _events(play: Play) -> list[participation.Event]:
         round_open(),
         round_open(4, 2),
         collect(),
+        roster(),
+        roster(0, 1),
+        unmask(),
+        unmask(survivors=()),
+        unmask(1, 0),
         close(),
         abort(retries=True),
+    ]
+    beside: list[attempt.FromSecrets] = [
+        DEALT,
+        attempt.SharesOpened(0, 0),
+        attempt.Consented(0, 0),
+        attempt.Consented(0, 1),
+        attempt.MasksRefused(0, 0, "because"),
     ]
     worker: list[signals.Event] = [
         CONFIGURED,
@@ -118,7 +151,9 @@ def _events(play: Play) -> list[participation.Event]:
         signals.StateHeld(digest=PRIOR),
         signals.Worked(round=0, attempt=0, phase="training", done=1, total=2),
         trained(),
+        MASKED,
         signals.Sent(round=0, attempt=0),
+        SPENT,
         signals.Closed(round=0, adopted=True),
         signals.Failed(code="x", message="y"),
         signals.Failed(code="x", message="y", round=0, attempt=0),
@@ -140,6 +175,7 @@ def _events(play: Play) -> list[participation.Event]:
         Quit("bye"),
         *(Heard(call, message) for message in heard),
         *(participation.WorkerSaid(signal) for signal in worker),
+        *(participation.SecretsSaid(signal) for signal in beside),
     ]
 
 
@@ -150,6 +186,7 @@ REFUSED = {
     ("dialing", Misheard),
     *((name, LinkUp) for name in ("welcomed", "ready", "fetching", "training", "sending", "sent")),
     ("unable", LinkUp),
+    *((name, LinkUp) for name in MASKED_STATES),
 }
 
 
@@ -240,7 +277,6 @@ def test_an_unanswered_join_is_given_up() -> None:
         ({"layout_digest": "0" * 64}, "lays the workload out"),
         ({"workload": b'{"task":{"kind":"other"}}'}, "does not fit this build"),
         ({"workload": b"\xff"}, "does not fit this build"),
-        ({"aggregation": "masked"}, "does plain"),
     ],
 )
 def test_terms_that_do_not_hold_are_refused_for_good(
