@@ -78,6 +78,8 @@ class Member:
         self.contributions = 0
         self.last_contribution: int | None = None
         self.progress: messages.Progress | None = None
+        self.budget: signals.Budget | None = None
+        self.clip_factor: float | None = None
         arena = Arena.create(config.edges.arena_bytes)
         worker = config.worker
         launch = supervisor.Launch(
@@ -194,7 +196,27 @@ class Member:
             case signals.Detached(edge=edge):
                 self.provisioner.feed(provision.Detached(EdgeId(edge)))
             case _:
+                self._account(signal)
                 await self._hear(participation.WorkerSaid(signal))
+
+    def _account(self, signal: signals.Event) -> None:
+        """Keep what the worker says of the privacy budget, and what it did to an update."""
+        match signal:
+            case signals.Configured(budget=budget):
+                self.budget = budget
+            case signals.Trained(budget=signals.Budget() as budget):
+                self.budget, self.clip_factor = budget, signal.clip_factor
+                self._log.info(
+                    "privacy.charged",
+                    round=signal.round,
+                    attempt=signal.attempt,
+                    epsilon=round(budget.spent, 4),
+                    budget=budget.epsilon,
+                    rounds_left=budget.rounds_left,
+                    reused=signal.reused,
+                )
+            case _:
+                return
 
     def _moved(self, state: participation.State) -> None:
         before, self.state = self.state, state
@@ -213,7 +235,7 @@ class Member:
     def _say_where(self, now: attempt.State | None) -> None:
         """One line for each step of a round that an operator may want to see."""
         match now:
-            case attempt.Training() | attempt.Sending() | attempt.Sent():
+            case attempt.Training() | attempt.Sending() | attempt.Sent() | attempt.Answered():
                 self._log.info(
                     f"round.{type(now).__name__.lower()}",
                     round=now.open.round,
@@ -358,7 +380,8 @@ class Member:
     def _commit(self, action: participation.Commit) -> None:
         session, commit = action.session, action.commit
         asked = commit.open
-        self._secrets = Secrets(self.who.node, asked) if commit.masked else None
+        least = session.terms.cohort
+        self._secrets = Secrets(self.who.node, asked, least) if commit.masked else None
         keys = None if self._secrets is None else self._secrets.keys
         payload = messages.commitment_payload(
             session.federation,
@@ -389,7 +412,9 @@ class Member:
             session.federation, asked.round, asked.attempt, announce.root, announce.digest
         )
         signature = self.who.sign(payload)
-        shares = self.state.me.share_norms
+        budget = trained.budget
+        # Nothing that was measured before the noise leaves where a budget is kept.
+        shares = self.state.me.share_norms and budget is None
         self._say(
             messages.Update(
                 federation=session.federation,
@@ -402,6 +427,7 @@ class Member:
                 reused=trained.reused,
                 l2_norm=trained.l2_norm if shares else None,
                 loss=trained.loss_last if shares else None,
+                epsilon=None if budget is None else budget.spent,
                 signature=signature,
             )
         )

@@ -36,10 +36,26 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         contributions=member.contributions,
         last_contribution=member.last_contribution,
         shares_norms=config.share.norms,
+        privacy=_privacy(member),
         edges=tuple(_edge(end, moved) for end, moved in member.provisioner.ends()),
         refused=refused,
         rss_bytes=rss_bytes("self"),
         alerts=_alerts(member),
+    )
+
+
+def _privacy(member: Member) -> replies.PrivacyStatus | None:
+    budget = member.budget
+    if budget is None:
+        return None
+    return replies.PrivacyStatus(
+        unit=budget.unit,
+        spent=budget.spent,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        releases=budget.releases,
+        rounds_left=budget.rounds_left,
+        clip_factor=member.clip_factor,
     )
 
 
@@ -124,16 +140,33 @@ _DOING: dict[type, tuple[str, str]] = {
     attempt.Fetching: ("receiving state", "waiting for the state from the coordinator"),
     attempt.Waiting: ("waiting", "waiting for the coordinator to have its participants"),
     attempt.Training: ("training", "waiting for the worker to finish its local steps"),
+    attempt.Masking: ("masking", "waiting for the worker to mask its update"),
     attempt.Sending: ("sending update", "waiting for the coordinator to take the update"),
     attempt.Sent: ("sent", "waiting for the coordinator to close the round"),
+    attempt.Asked: ("unmasking", "checking whose updates the coordinator wants the sum of"),
+    attempt.Agreed: ("unmasking", "waiting for the worker to be there and mark the release spent"),
+    attempt.Spending: ("unmasking", "waiting for the worker to mark the release as spent"),
+    attempt.Answered: ("unmasking", "answered; waiting for the coordinator to close the round"),
+}
+_SHARING: dict[attempt.Go, str] = {
+    attempt.Go.ROSTER: "waiting for the coordinator to say who takes part, with their mask keys",
+    attempt.Go.DEALING: "dealing mask shares to the other participants",
+    attempt.Go.COLLECT: "waiting for the mask shares of the other participants",
+    attempt.Go.OPENING: "opening the mask shares of the other participants",
 }
 
 
 def describe(state: attempt.Active) -> tuple[str, str]:
     """What the node does for the round, in a word or two, and what it waits for."""
-    if isinstance(state, attempt.Withdrawn):
-        return "not taking part", state.reason
-    return _DOING[type(state)]
+    match state:
+        case attempt.Withdrawn(reason=reason):
+            return "not taking part", reason
+        case attempt.Waiting(masked=True, go=go) if go in _SHARING:
+            return "sharing", _SHARING[go]
+        case attempt.Sent(masked=True):
+            return "sent", "waiting for the coordinator to ask for the unmasking of the sum"
+        case _:
+            return _DOING[type(state)]
 
 
 def _worker(member: Member) -> replies.WorkerStatus:
@@ -161,7 +194,7 @@ def _worker(member: Member) -> replies.WorkerStatus:
 def _busy(member: Member) -> bool:
     joined = member.state.membership
     return isinstance(joined, participation.Joined) and isinstance(
-        joined.attempt, attempt.Training | attempt.Sending
+        joined.attempt, attempt.Training | attempt.Masking | attempt.Sending
     )
 
 

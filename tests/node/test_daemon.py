@@ -71,7 +71,7 @@ async def test_rounds_from_join_to_close(tmp_path: Path) -> None:
 
 async def test_norms_are_shared_only_where_the_node_says_so(tmp_path: Path) -> None:
     async with stage(tmp_path) as s:
-        await s.start_node(share={"norms": True})
+        await s.start_node(share={"norms": True, "plain": True})
         session = await s.joined()
         await session.bind()
         await session.give_state()

@@ -85,7 +85,7 @@ class WorkerProcess:
 
     # ---- the usual steps ----
 
-    def configure(self) -> signals.Configured:
+    def configure(self, *, masked: bool = False) -> signals.Configured:
         self.tell(
             signals.Configure(
                 workload=self.workload.canonical().decode(),
@@ -93,6 +93,7 @@ class WorkerProcess:
                 node=NODE,
                 state_dir=str(self.state_dir),
                 path="",
+                masked=masked,
             )
         )
         event = self.hear()
