@@ -23,7 +23,7 @@ EXIT_FATAL = 1
 EXIT_CONFIG = 2
 PRIVATE_UMASK = 0o007
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
-LARGE_BYTES = 1 << 17
+LARGE_BYTES = 1 << 16
 """A buffer this long gets pages of its own, which go back to the kernel when it is freed."""
 
 
