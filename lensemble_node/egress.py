@@ -24,7 +24,7 @@ MAX_PAYLOAD_BYTES = 1 << 15
 LONGER = {"Shares.commitments": 1 << 13, "Shares.sealed": 92, "UnmaskAnswer.shares": 1 << 13}
 """Public points and shares of masks, in bytes; of ``sealed`` each."""
 
-MEASURED = frozenset({"Update.l2_norm", "Update.loss"})
+MEASURED = frozenset({"Update.epsilon", "Update.l2_norm", "Update.loss"})
 """The only fields that may hold a real number."""
 
 _ALLOWED = (

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from lensemble import identity
-from lensemble.errors import SecureAggregationError
+from lensemble.errors import ContractViolation, SecureAggregationError
 from lensemble.ids import Digest, NodeId
 from lensemble.secagg.keys import Context, PublicKeys
 from lensemble.secagg.participant import Answer, Bound, Dealt, Drawn, unmask_payload
@@ -22,11 +22,15 @@ Step = TypeVar("Step")
 
 
 class Secrets:
-    """Fresh secrets of ``me`` for the attempt that ``asked`` opens."""
+    """Fresh secrets of ``me`` for the attempt that ``asked`` opens.
 
-    def __init__(self, me: NodeId, asked: messages.RoundOpen) -> None:
+    ``least``: fewest updates whose sum may be revealed, because noise is sized for so many.
+    """
+
+    def __init__(self, me: NodeId, asked: messages.RoundOpen, least: int = 0) -> None:
         self.context = Context(asked.federation, asked.round, asked.attempt)
         self._me = me
+        self._least = least
         self._seed = asked.sketch_seed
         self._config_hash: Digest = asked.config_hash
         self._drawn = Drawn(self.context, me)
@@ -50,8 +54,16 @@ class Secrets:
             SecureAggregationError: nodes not sorted, a signature that is not its node's, or this
                 node's keys missing or altered.
             MaskingFault: names the node whose keys are not usable.
-            ContractViolation: no majority as threshold, too few nodes, or dealt before.
+            ContractViolation: no majority as threshold, one below what the noise is sized for, too
+                few nodes, or dealt before.
         """
+        if message.threshold < self._least:
+            raise ContractViolation(
+                f"the sum of {message.threshold} updates could be revealed; the noise of each is "
+                f"sized for {self._least} or more (privacy.cohort)",
+                "Have the coordinator's operator raise `rounds.secure_agg_threshold` to the "
+                "workload's `privacy.cohort`.",
+            )
         self._check(message)
         keys = {each.node: _public(each.keys) for each in message.members}
         roster = Roster(self.context, keys, message.threshold, self._seed)

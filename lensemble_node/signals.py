@@ -166,6 +166,17 @@ Command: TypeAlias = (
 # ---- events ----
 
 
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is spent of the privacy budget ``epsilon`` at ``delta``, and what is left of it."""
+
+    spent: float
+    epsilon: float
+    delta: float
+    releases: _Count
+    rounds_left: _Count
+    unit: Literal["participant", "episode"]
+
+
 class Configured(_Line, frozen=True, kw_only=True, tag=True):
     """The dataset is open and committed; the root of no dataset is that of the empty set."""
 
@@ -174,6 +185,8 @@ class Configured(_Line, frozen=True, kw_only=True, tag=True):
     episodes: _Count
     steps: _Count
     layout_digest: _Hash
+    budget: Budget | None = None
+    """Where the workload asks for privacy."""
 
 
 class Attached(_Line, frozen=True, kw_only=True, tag=True):
@@ -227,6 +240,10 @@ class Trained(_Line, frozen=True, kw_only=True, tag=True):
     l2_norm: float
     loss_first: float | None
     loss_last: float | None
+    budget: Budget | None = None
+    """With this release charged, durably, where the workload asks for privacy."""
+    clip_factor: float | None = None
+    """By which the update was scaled down to the norm that the workload allows."""
 
 
 class Masked(_Line, frozen=True, kw_only=True, tag=True):

@@ -35,7 +35,7 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         digest="" if session is None else session.last.digest,
         contributions=member.contributions,
         last_contribution=member.last_contribution,
-        shares_norms=config.share.norms,
+        shares_norms=config.share.norms and member.budget is None,
         privacy=_privacy(member),
         edges=tuple(_edge(end, moved) for end, moved in member.provisioner.ends()),
         refused=refused,

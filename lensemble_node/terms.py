@@ -27,6 +27,9 @@ class Terms(msgspec.Struct, frozen=True):
     masked: bool = False
     """The coordinator learns the sum of the updates only."""
 
+    cohort: int = 0
+    """Fewest updates whose sum may be revealed, where noise is sized for that; 0: any."""
+
 
 def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
     """The terms of ``welcome``, every digest recomputed here.
@@ -63,6 +66,13 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
             'Have its operator set `rounds.aggregation = "masked"`; or set `share.plain = true` in '
             "this node's configuration, if the coordinator may see its updates.",
         )
+    spread = workload.privacy.of_participants and workload.privacy.placement == "distributed"
+    if spread and welcome.aggregation == "plain":
+        raise ContractViolation(
+            'the workload has privacy.placement = "distributed", and this coordinator aggregates '
+            "in the clear: each update would carry only a part of the noise",
+            'Have its operator set `rounds.aggregation = "masked"`, or the placement to "local".',
+        )
     return Terms(
         welcome.federation,
         workload.canonical().decode(),
@@ -75,6 +85,7 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
         where.size * PARAMETER_BYTES,
         Digest(workload.objective.probe_hash) if workload.objective.probe_hash else None,
         welcome.aggregation == "masked",
+        workload.privacy.cohort if spread else 0,
     )
 
 

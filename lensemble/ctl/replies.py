@@ -94,6 +94,8 @@ class ParticipantStatus(_Fact, frozen=True, kw_only=True):
     total_bytes: int = 0
     loss: float | None = None
     """Only from nodes that share it."""
+    epsilon: float | None = None
+    """What its releases have spent, as it reports; None where nothing is accounted."""
     last_seen_s: float | None = None
     rtt_ms: float | None = None
     path: str = ""
@@ -176,6 +178,21 @@ class DatasetStatus(_Fact, frozen=True, kw_only=True):
     embodiment: str = ""
 
 
+class PrivacyStatus(_Fact, frozen=True, kw_only=True):
+    """A node's privacy budget: what its releases have spent of ``epsilon`` at ``delta``."""
+
+    unit: str
+    """"participant" or "episode": what the promise is about."""
+    spent: float
+    epsilon: float
+    delta: float
+    releases: int
+    rounds_left: int
+    """Further releases under the workload's noise; 0 stops the federation."""
+    clip_factor: float | None = None
+    """By which the last update was scaled down; 1 if it was not, None if not known."""
+
+
 class RoundSummary(_Fact, frozen=True, kw_only=True):
     """One round that closed."""
 
@@ -234,6 +251,8 @@ class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
     last_contribution: int | None = None
     """Index of the last round this node contributed to."""
     shares_norms: bool = False
+    privacy: PrivacyStatus | None = None
+    """Where the workload asks for noise."""
     edges: tuple[EdgeStatus, ...] = ()
     refused: dict[str, int] = {}
     rss_bytes: int = 0

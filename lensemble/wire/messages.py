@@ -261,6 +261,8 @@ class Update(_OfRound, frozen=True, kw_only=True, tag=True):
     """The release of an earlier attempt of the same round, sent again."""
     l2_norm: float | None = None
     loss: float | None = None
+    epsilon: Annotated[float, Meta(ge=0)] | None = None
+    """What the sender's releases have spent, this one with them; accounting, not data."""
     signature: Signature
 
 

@@ -102,6 +102,7 @@ class Desk:
         )
         if workload.objective.probe_hash:
             _pin(self.trainer, workload, configure.probe)
+        self.trainer.account(configure.federation)
         self.states = StateStore(state_dir / "global", self.layout)
         self.inbound = Inbound(self.states, configure.federation, self.layout)
 
@@ -114,6 +115,20 @@ def _pin(trainer: Trainer, workload: Workload, probe: str) -> None:
             "Get the probe file from the federation's operator and name it in `data.probe`.",
         )
     trainer.pin(Path(probe), Digest(workload.objective.probe_hash))
+
+
+def _budget(trainer: Trainer) -> signals.Budget | None:
+    now = trainer.standing
+    if now is None:
+        return None
+    return signals.Budget(
+        spent=now.epsilon,
+        epsilon=now.budget,
+        delta=now.delta,
+        releases=now.releases,
+        rounds_left=now.rounds_left,
+        unit=now.unit,
+    )
 
 
 def _source(configure: signals.Configure) -> DataSource | None:
@@ -241,6 +256,7 @@ class Worker:
                 episodes=facts.episodes,
                 steps=facts.steps,
                 layout_digest=self._desk.layout.digest,
+                budget=_budget(self._desk.trainer),
             )
         )
 
@@ -382,6 +398,8 @@ class Worker:
                 l2_norm=released.l2_norm,
                 loss_first=released.loss_first,
                 loss_last=released.loss_last,
+                budget=_budget(desk.trainer),
+                clip_factor=released.clip_factor,
             )
         )
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -66,7 +67,7 @@ class Standing(msgspec.Struct, frozen=True):
     delta: float
     releases: int
     rounds_left: int
-    unit: str
+    unit: Literal["participant", "episode"]
 
 
 class Charges:
