@@ -1,0 +1,158 @@
+"""Real daemons on hosts of their own while the network between them has a bad day."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from lensemble.ctl import replies, requests
+from tests.e2e.federation import participant, until
+from tests.netns.hosts import WAN, Hosts, hosts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.netns]
+NODES = ("node-0", "node-1", "node-2")
+POOR = {"delay_ms": 50.0, "jitter_ms": 20.0, "loss": 0.02, "mbit_s": 20.0}
+SLOW = {"delay_ms": 10.0, "mbit_s": 8.0}
+CUT = {**SLOW, "cut": True}
+SHORT = {"heartbeat_s": 0.3, "heartbeat_timeout_s": 1.5}
+REJOIN_S = 20.0
+"""From the healing of a network to the return of a node: its dial timeout and its backoff."""
+
+
+def _terms(megabytes: float, listen: dict[str, float] = WAN) -> dict[str, dict[str, object]]:
+    task = {"parameters": int(megabytes * 250_000)}
+    return {
+        "workload": {"task": task, "inner": {"steps": 1, "batch": 1}},
+        "coordinator": {"listen": listen, "rounds": {"min_participants": 2}},
+        "node": {"listen": listen},
+    }
+
+
+def _epochs(members: Hosts) -> dict[str, int]:
+    return {each.name: each.epoch for each in members.status().participants}
+
+
+def _wait(seconds: float) -> None:
+    """Let the weather last."""
+    end = time.monotonic() + seconds
+    until(f"{seconds:g} s have passed", lambda: time.monotonic() > end, seconds + 5)
+
+
+def _wait_receiving(members: Hosts, name: str) -> None:
+    """Until the state is on its way to ``name``, and not all there."""
+
+    def found(status: replies.CoordinatorStatus) -> bool:
+        now = participant(status, name)
+        return now.activity == "receiving state" and 0 < now.bytes < now.total_bytes / 2
+
+    members.wait_until(f"{name} receives the state", found)
+
+
+def _round_with_everyone(members: Hosts, index: int, within_s: float = 20.0) -> None:
+    members.run(1)
+    closed = members.wait_closed(index, within_s)
+    assert (sorted(closed.contributors), closed.attempt) == (list(NODES), 0)
+
+
+@pytest.mark.parametrize("megabytes", [0.1, pytest.param(1.0, marks=pytest.mark.soak)])
+def test_rounds_close_with_everyone_across_a_poor_network(tmp_path: Path, megabytes: float) -> None:
+    with hosts(tmp_path, 3, **_terms(megabytes)) as members:
+        before = _epochs(members)
+        for name in NODES:
+            members.network.set(name, up=POOR, down=POOR)
+        began = time.monotonic()
+        members.run(2)
+        members.wait_closed(1, 90.0)
+        print(f"two rounds of {megabytes:g} MB took {time.monotonic() - began:.1f} s")
+        assert [sorted(each.contributors) for each in members.closed()] == [list(NODES)] * 2
+        assert [each.attempt for each in members.closed()] == [0, 0]
+        assert _epochs(members) == before, "a link was taken for lost"
+
+
+def test_a_short_cut_in_mid_transfer_costs_its_own_length(tmp_path: Path) -> None:
+    with hosts(tmp_path, 3, **_terms(2.0)) as members:
+        members.network.set("node-0", up=SLOW, down=SLOW)
+        before, edges = _epochs(members), {each.id for each in members.status().edges}
+        members.run(1)
+        _wait_receiving(members, "node-0")
+        members.network.set("node-0", up=CUT, down=CUT)
+        _wait(2.0)
+        members.network.set("node-0", up=SLOW, down=SLOW)
+        closed = members.wait_closed(0, 30.0)
+        assert (sorted(closed.contributors), closed.attempt) == (list(NODES), 0)
+        assert _epochs(members) == before
+        assert {each.id for each in members.status().edges} == edges, "the transfer began anew"
+
+
+@pytest.mark.parametrize(
+    ("listen", "seconds"),
+    [(SHORT, 4.0), pytest.param(WAN, 10.0, marks=pytest.mark.soak)],
+    ids=["short", "wan"],
+)
+def test_a_long_cut_in_mid_transfer_costs_one_node_one_round(
+    tmp_path: Path, listen: dict[str, float], seconds: float
+) -> None:
+    with hosts(tmp_path, 3, **_terms(2.0, listen)) as members:
+        members.network.set("node-0", up=SLOW, down=SLOW)
+        members.run(1)
+        _wait_receiving(members, "node-0")
+        began = time.monotonic()
+        members.network.set("node-0", up=CUT, down=CUT)
+        closed = members.wait_closed(0)
+        assert (sorted(closed.contributors), closed.attempt) == (["node-1", "node-2"], 0)
+        dropped = members.coordinator.ask(requests.Round(index=0)).dropped
+        assert set(dropped) == {"node-0"}
+        assert "no heartbeat" in dropped["node-0"], dropped
+        _wait(began + seconds - time.monotonic())
+        away = members.participant("node-0")
+        assert (away.connected, away.activity) == (False, "away")
+        members.network.set("node-0", up=SLOW, down=SLOW)
+        healed = time.monotonic()
+        members.wait_for(within_s=REJOIN_S)
+        print(f"{seconds:g} s cut; back after {time.monotonic() - healed:.1f} s")
+        _round_with_everyone(members, 1)
+
+
+def test_a_cut_of_one_way_is_seen_from_both_ends(tmp_path: Path) -> None:
+    with hosts(tmp_path, 3, **_terms(0.1, SHORT)) as members:
+        for index, way in enumerate(("up", "down")):
+            before = _epochs(members)
+            members.network.set("node-0", **{way: {"cut": True}})
+            gone = members.wait_until("lost", lambda s: not participant(s, "node-0").connected)
+            assert participant(gone, "node-0").last_reason
+            until("the node knows", lambda: members.node_status("node-0").link.state != "joined")
+            members.run(1)
+            closed = members.wait_closed(2 * index)
+            assert sorted(closed.contributors) == ["node-1", "node-2"]
+            members.network.set("node-0", **{way: {}})
+            members.wait_for(within_s=REJOIN_S)
+            assert _epochs(members)["node-0"] > before["node-0"]
+            _round_with_everyone(members, 2 * index + 1)
+
+
+def test_a_node_that_moves_to_another_address_takes_part_again(tmp_path: Path) -> None:
+    with hosts(tmp_path, 3, **_terms(0.1, SHORT)) as members:
+        before, old = _epochs(members), members.network.addresses["node-0"]
+        new = "10.77.0.200"
+        members.network.ip("node-0", f"addr del {old}/24 dev net0")
+        members.network.ip("node-0", f"addr add {new}/24 dev net0")
+        began = time.monotonic()
+
+        def moved(status: replies.CoordinatorStatus) -> bool:
+            now = participant(status, "node-0")
+            return now.connected and new in now.path
+
+        members.wait_until("node-0 is at its new address", moved, REJOIN_S)
+        members.wait_for()
+        kept = _epochs(members)["node-0"] == before["node-0"]
+        print(f"{'migrated' if kept else 'rejoined'} in {time.monotonic() - began:.1f} s")
+        _round_with_everyone(members, 0)
+
+
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(1800.0, marks=pytest.mark.soak)])
+def test_idle_links_are_there_when_a_round_comes(tmp_path: Path, seconds: float) -> None:
+    with hosts(tmp_path, 3, **_terms(0.1)) as members:
+        before = _epochs(members)
+        _wait(seconds)
+        _round_with_everyone(members, 0)
+        assert _epochs(members) == before
