@@ -71,6 +71,7 @@ async def _serve(
             await nursery.start(driver.run)
             member = Member(config, who, driver, belongs)
             await nursery.start(member.run)
+            nursery.start_soon(_turn_callers_away, member)
             answers = Answers(member)
             counts = await nursery.start(
                 server.serve, config.socket_path, answers.answer, answers.greeting
@@ -84,3 +85,11 @@ async def _serve(
             with trio.move_on_after(FAREWELL_S):
                 await member.leave("the node shuts down")
             nursery.cancel_scope.cancel()
+
+
+async def _turn_callers_away(member: Member) -> None:
+    """A node dials its coordinator; whoever dials a node is not expected."""
+    while True:
+        link = await member.driver.accept()
+        member.refused["uninvited"] += 1
+        await link.close("this is a node: it dials its coordinator and takes no calls")

@@ -24,6 +24,9 @@ STOP_S = 5.0
 QUICK = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.0}
 """For tests that are about something else than how a loss is noticed."""
 
+PLAIN = {"aggregation": "plain", "min_participants": 2}
+"""For tests that are about something else than masks."""
+
 Found = TypeVar("Found")
 
 
@@ -137,6 +140,7 @@ class Federation:
         self.workload.write_text(toml(terms))
         self.coordinator = self._process(COORDINATOR, "lensemble_coord")
         given = {"workload": str(self.workload), **(coordinator or {})}
+        given["rounds"] = {**PLAIN, **given.get("rounds", {})}
         self._configure(self.coordinator, given)
         self._node_terms = node or {}
         self.nodes: dict[str, Process] = {}

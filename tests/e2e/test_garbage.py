@@ -230,6 +230,21 @@ async def test_a_member_that_babbles_is_answered_and_counted(members: Federation
     assert (gone.connected, bool(gone.last_reason)) == (False, True)
 
 
+async def test_a_node_takes_no_calls(members: Federation) -> None:
+    status = members.node_status("node-0")
+    driver = _driver(identity.generate())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        with trio.fail_after(10):
+            link = await driver.dial(PeerAddress(status.node, status.addresses))
+            await link.send(codec.encode(_join()))
+            await link.lost.wait()
+        assert "takes no calls" in link.lost_reason()
+        nursery.cancel_scope.cancel()
+    before = status.refused.get("uninvited", 0)
+    assert members.node_status("node-0").refused["uninvited"] == before + 1
+
+
 async def test_a_second_holder_of_an_identity_is_refused_and_both_are_named(
     members: Federation,
 ) -> None:
