@@ -66,7 +66,7 @@ class RoundsSection(Section):
     """When a round opens, closes, aborts and is tried again."""
 
     min_participants: int = Field(
-        2, ge=1, le=4096, description="A round needs at least this many participants."
+        3, ge=1, le=4096, description="A round needs at least this many participants."
     )
     secure_agg_threshold: int = Field(
         0,
@@ -117,7 +117,7 @@ class RoundsSection(Section):
         ),
     )
     aggregation: Literal["masked", "plain"] = Field(
-        "plain",
+        "masked",
         description=(
             '"masked": the coordinator learns the sum of the updates and who contributed, nothing '
             'about one update. "plain": it sees each one; for research, and every status says so.'

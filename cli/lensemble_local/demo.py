@@ -119,13 +119,18 @@ class Demo:
         }
 
     def _write_configs(self) -> None:
-        quorum = min(2, len(self.nodes))
+        count = len(self.nodes)
+        rounds = {
+            "min_participants": min(3, count),
+            "aggregation": "masked" if count > 1 else "plain",
+            "allow_two_party": count == 2,
+        }
         given: dict[str, Any] = {
             "name": "coordinator",
             "workload": str(self.workload),
             "warm_start": str(self.warm_start),
             "listen": {"addresses": ["127.0.0.1:0", "[::1]:0"]},
-            "rounds": {"min_participants": quorum},
+            "rounds": rounds,
             "ctl": {"socket": str(self.coordinator.socket)},
         }
         text = commented(CoordinatorConfig, COORDINATOR_TITLE, given)
@@ -134,6 +139,7 @@ class Demo:
             given = {
                 "name": daemon.name,
                 "data": {"path": str(self.data / f"node{index}.h5")},
+                "share": {"plain": count == 1},
                 "ctl": {"socket": str(daemon.socket)},
             }
             text = commented(NodeConfig, NODE_TITLE, given)

@@ -40,7 +40,7 @@ def test_the_socket_is_in_the_state_directory_unless_named() -> None:
 @pytest.mark.parametrize(
     ("tree", "part"),
     [
-        ({"rounds": {"aggregation": "masked"}}, "allow_two_party"),
+        ({"rounds": {"min_participants": 2}}, "allow_two_party"),
         ({"rounds": {"aggregation": "tee"}}, "rounds.aggregation"),
         ({"rounds": {"min_participants": 9, "max_participants": 4}}, "admits no quorum of 9"),
         ({"rounds": {"retry_backoff_s": 60}}, "retry_backoff_max_s"),

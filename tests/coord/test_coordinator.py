@@ -59,7 +59,7 @@ async def bench(tmp_path: Path, **rules: object) -> AsyncIterator[Bench]:
         workload=tmp_path / "workload.toml",
         edges=SMALL,
         listen=ListenSection(advertise=("127.0.0.1:7707",)),
-        rounds=RoundsSection(**{"aggregation": "plain", **rules}),
+        rounds=RoundsSection(**{"aggregation": "plain", "min_participants": 2, **rules}),
     )
     me = identity.generate()
     network = MemoryNetwork()
