@@ -33,14 +33,15 @@ def numbers(text: str) -> list[int]:
 
 
 @contextmanager
-def federation(place: Path, megabytes: int, nodes: int) -> Iterator[Daemon]:
+def federation(place: Path, megabytes: int, nodes: int, aggregation: str) -> Iterator[Daemon]:
     """The coordinator of a joined federation, in which only moving and folding bytes takes time."""
     parameters = megabytes * MEGABYTE // 4
     (place / "workload.toml").write_text(
         f'name = "noop"\n[task]\nkind = "noop"\nparameters = {parameters}\n'
         "[inner]\nsteps = 1\nbatch = 1\n"
     )
-    hub = daemon(place, "coordinator", "lensemble_coord", 'workload = "workload.toml"\n')
+    rules = f'[rounds]\naggregation = "{aggregation}"\nmin_participants = {nodes}\n'
+    hub = daemon(place, "coordinator", "lensemble_coord", 'workload = "workload.toml"\n', rules)
     members = [
         daemon(place, f"node-{n}", "lensemble_node", f'name = "node-{n}"\n') for n in range(nodes)
     ]
@@ -56,9 +57,9 @@ def federation(place: Path, megabytes: int, nodes: int) -> Iterator[Daemon]:
         yield hub
 
 
-def daemon(place: Path, name: str, module: str, config: str) -> Daemon:
+def daemon(place: Path, name: str, module: str, config: str, tables: str = "") -> Daemon:
     path, socket = place / f"{name}.toml", place / f"{name}.sock"
-    path.write_text(f'{config}state_dir = "{name}"\n[ctl]\nsocket = "{socket}"\n')
+    path.write_text(f'{config}state_dir = "{name}"\n[ctl]\nsocket = "{socket}"\n{tables}')
     return Daemon(name, module, path, socket, place / f"{name}.log")
 
 
@@ -79,8 +80,11 @@ def memory(pid: int) -> tuple[int, int]:
     return int(now[1]) << 10, int(peak[1]) << 10
 
 
-def measure(megabytes: int, nodes: int, rounds: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as name, federation(Path(name), megabytes, nodes) as hub:
+def measure(megabytes: int, nodes: int, rounds: int, aggregation: str) -> dict[str, float]:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        federation(Path(name), megabytes, nodes, aggregation) as hub,
+    ):
         idle, _ = memory(hub.pid)
         ends = []
         with hub.ask() as client:
@@ -107,6 +111,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=numbers, default=[1, 100], help="megabytes: 1,100")
     parser.add_argument("--nodes", type=numbers, default=[2], help="nodes: 2,8")
     parser.add_argument("--rounds", type=int, default=4, help="rounds to take the median of")
+    parser.add_argument("--aggregation", choices=["plain", "masked"], default="plain")
     parser.add_argument("--json", action="store_true", help="only the JSON object")
     options = parser.parse_args()
     open_network = netns.enter()
@@ -114,7 +119,7 @@ def main() -> None:
     for megabytes in options.sizes:
         for nodes in options.nodes:
             key = f"{megabytes}x{nodes}"
-            found[key] = measure(megabytes, nodes, max(3, options.rounds))
+            found[key] = measure(megabytes, nodes, max(3, options.rounds), options.aggregation)
             if not options.json:
                 columns = "  ".join(f"{name} {value:g}" for name, value in found[key].items())
                 print(f"{megabytes:>6} MB x {nodes:<2}  {columns}")
@@ -123,6 +128,7 @@ def main() -> None:
             {
                 "seconds_per_round": {key: each["seconds"] for key, each in found.items()},
                 "detail": found,
+                "aggregation": options.aggregation,
                 "private_network": open_network is None,
             }
         )

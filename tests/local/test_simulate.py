@@ -13,7 +13,7 @@ import trio
 from lensemble import identity
 from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
-from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.config import CoordinatorConfig, RoundsSection
 from lensemble_local.simulate import Simulated, simulate
 from lensemble_node.config import NodeConfig
 
@@ -39,7 +39,11 @@ def _federate(place: Path, keys: Path, order: list[int], jitter_s: float = 0.0) 
     (place / "workload.toml").write_text(
         'name = "noop"\n[task]\nkind = "noop"\nparameters = 20000\n[inner]\nsteps = 2\nbatch = 1\n'
     )
-    hub = CoordinatorConfig(state_dir=place / "coordinator", workload=place / "workload.toml")
+    hub = CoordinatorConfig(
+        state_dir=place / "coordinator",
+        workload=place / "workload.toml",
+        rounds=RoundsSection(aggregation="plain", min_participants=2),
+    )
     nodes = [
         NodeConfig(name=f"node-{index}", state_dir=place / f"node-{index}")
         for index in range(NODES)
@@ -78,6 +82,8 @@ def test_simulate_runs_what_a_file_names(tmp_path: Path) -> None:
     (tmp_path / "workload.toml").write_text('[task]\nkind = "noop"\nparameters = 100\n')
     for name in ("coord", "a", "b"):
         (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\nstate_dir = "{name}"\n')
+    with (tmp_path / "coord.toml").open("a") as config:
+        config.write('[rounds]\naggregation = "plain"\nmin_participants = 2\n')
     (tmp_path / "sim.toml").write_text(
         'coordinator = "coord.toml"\nnodes = ["a.toml", "b.toml"]\nrounds = 2\n'
         "[network]\ndelay_ms = 20.0\njitter_ms = 10.0\n"
