@@ -8,6 +8,7 @@ threads, what it releases about itself) is not in it.
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -108,6 +109,25 @@ class FieldTerms(_Terms):
         return float(((1 << 31) - 1) // self.n_max) / float(1 << self.k)
 
 
+@dataclass(frozen=True)
+class NoisyField:
+    """The field of updates with a norm of at most ``clip_norm`` and noise up to ``tail``."""
+
+    k: int
+    n_max: int
+    clip_norm: float
+    tail: float
+
+    @property
+    def coordinate_bound(self) -> float:
+        """Largest absolute value of one coordinate that a node may encode."""
+        return self.clip_norm + self.tail
+
+    def sum_bound(self, contributors: int) -> float:
+        """What a coordinate of the sum of so many stays within: noise adds up by its variance."""
+        return contributors * self.clip_norm + self.tail * math.sqrt(contributors)
+
+
 class Privacy(_Terms):
     """Clipping, noise and the budget that pays for them; off unless asked for.
 
@@ -178,8 +198,7 @@ class Workload(_Terms):
     def _field_leaves_room(self) -> "Workload":
         if self.field.bound < 2 ** (1 - self.field.k):
             raise ValueError("field.k and field.n_max leave no room for a single step of the field")
-        if self.privacy.of_participants:
-            self._leave_room_for_noise()
+        self._leave_room_for_noise()
         return self
 
     @model_validator(mode="after")
@@ -190,36 +209,27 @@ class Workload(_Terms):
         return self
 
     def _leave_room_for_noise(self) -> None:
-        terms, private = self.field, self.privacy
-        reach = self.sum_bound(terms.n_max)
-        most = math.floor(31 - math.log2(reach))
+        terms, private, room = self.field, self.privacy, self.room
+        if not isinstance(room, NoisyField):
+            return
+        sum_reach = room.sum_bound(terms.n_max)
+        most = math.floor(31 - math.log2(sum_reach))
         if terms.k > most:
             spread = private.noise_sd * math.sqrt(terms.n_max)
             raise ValueError(
                 f"field.k is {terms.k}; {terms.n_max} updates (field.n_max) of norm "
                 f"{private.clip_norm:g} (privacy.clip_norm) and {NOISE_TAIL:g} standard deviations "
-                f"of their noise ({spread:.4g}) reach {reach:.4g}, for which field.k may be at "
+                f"of their noise ({spread:.4g}) reach {sum_reach:.4g}, for which field.k may be at "
                 f"most {most}"
             )
 
     @property
-    def coordinate_bound(self) -> float:
-        """Largest absolute value of one coordinate that a node may encode, its noise included."""
-        private = self.privacy
+    def room(self) -> "FieldTerms | NoisyField":
+        """The field as updates use it: with noise on them, a coordinate may be larger."""
+        terms, private = self.field, self.privacy
         if not private.of_participants:
-            return self.field.bound
-        return private.clip_norm + NOISE_TAIL * private.noise_sd
-
-    def sum_bound(self, contributors: int) -> float:
-        """What a coordinate of the sum of ``contributors`` honest updates stays within.
-
-        Noise adds up by its variance, so this is less than so many times ``coordinate_bound``.
-        """
-        private = self.privacy
-        if not private.of_participants:
-            return contributors * self.field.bound
-        tail = NOISE_TAIL * private.noise_sd * math.sqrt(contributors)
-        return contributors * private.clip_norm + tail
+            return terms
+        return NoisyField(terms.k, terms.n_max, private.clip_norm, NOISE_TAIL * private.noise_sd)
 
     def canonical(self) -> bytes:
         """Sorted compact ASCII JSON of every key."""

@@ -6,7 +6,7 @@ Sums in it are exact and do not depend on their order.  That no sum wraps is che
 """
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,20 @@ class FieldTerms(Protocol):
     def n_max(self) -> int: ...
 
 
+@runtime_checkable
+class NoisyTerms(FieldTerms, Protocol):
+    """Terms of updates that carry noise.
+
+    Noise adds up by its variance, so a coordinate may be larger than what ``n_max`` times as much
+    leaves room for; the sum of so many still does not wrap.
+    """
+
+    @property
+    def coordinate_bound(self) -> float: ...
+
+    def sum_bound(self, contributors: int) -> float: ...
+
+
 class FieldBoundExceeded(AggregationError):
     """A coordinate too large for the field, or not finite; the update is not released."""
 
@@ -42,7 +56,16 @@ class FieldBoundExceeded(AggregationError):
 
 def limit(terms: FieldTerms) -> int:
     """Largest absolute field value of one coordinate."""
+    if isinstance(terms, NoisyTerms):
+        return min(_HALF, math.floor(terms.coordinate_bound * float(1 << terms.k)))
     return _HALF // terms.n_max
+
+
+def reach(terms: FieldTerms, contributors: int) -> int:
+    """Largest absolute field value of a coordinate of the sum of ``contributors`` updates."""
+    if isinstance(terms, NoisyTerms):
+        return min(_HALF, math.floor(terms.sum_bound(contributors) * float(1 << terms.k)))
+    return contributors * limit(terms)
 
 
 def bound(terms: FieldTerms) -> float:
@@ -54,7 +77,6 @@ def encode(
     values: NDArray[np.float32],
     terms: FieldTerms,
     out: FieldVector | None = None,
-    reach: float | None = None,
 ) -> FieldVector:
     """``values`` (float32, shape ``(n,)``) as field elements (uint32, shape ``(n,)``).
 
@@ -64,8 +86,6 @@ def encode(
         values: the coordinates.
         terms: the field.
         out: where to write, of the same length; allocated when absent.
-        reach: largest absolute value of a coordinate, where it is not that of ``n_max`` equal
-            ones: noise adds up by its variance, so more of it fits.
 
     Raises:
         FieldBoundExceeded: names index and value of the first coordinate over the bound.
@@ -78,7 +98,7 @@ def encode(
     result = np.empty(values.shape, dtype=np.uint32) if out is None else out
     if result.dtype != np.uint32 or result.shape != values.shape:
         raise ContractViolation(f"encoding {values.shape} into {result.dtype} of {result.shape}")
-    scale, most = np.float32(1 << terms.k), _most(terms, reach)
+    scale, most = np.float32(1 << terms.k), limit(terms)
     for start in range(0, len(values), _PIECE):
         piece = values[start : start + _PIECE]
         # An overflow to infinity here is caught by the comparison below.
@@ -86,24 +106,18 @@ def encode(
             steps = np.rint(piece * scale)
             peak = max(float(steps.max()), -float(steps.min()))
         if not peak <= most:
-            raise _over_bound(values, start, terms, most)
+            raise _over_bound(values, start, terms)
         result[start : start + _PIECE] = steps.astype(np.int32).view(np.uint32)
     return result
 
 
-def _most(terms: FieldTerms, reach: float | None) -> int:
-    return limit(terms) if reach is None else min(_HALF, math.floor(reach * float(1 << terms.k)))
-
-
-def _over_bound(
-    values: NDArray[np.float32], start: int, terms: FieldTerms, most: int
-) -> FieldBoundExceeded:
+def _over_bound(values: NDArray[np.float32], start: int, terms: FieldTerms) -> FieldBoundExceeded:
     # In float64, where every float32 times 2**k is exact and the limit is not rounded up.
     steps = np.rint(values[start : start + _PIECE].astype(np.float64) * float(1 << terms.k))
-    index = start + int(np.argmax(~(np.abs(steps) <= most)))
+    index = start + int(np.argmax(~(np.abs(steps) <= limit(terms))))
     return FieldBoundExceeded(
         f"coordinate {index} of the update is {float(values[index])!r}; the field of k={terms.k} "
-        f"and n_max={terms.n_max} holds at most {float(most) / float(1 << terms.k)!r}"
+        f"and n_max={terms.n_max} holds at most {bound(terms)!r}"
     )
 
 
@@ -137,15 +151,15 @@ def check_sum(total: FieldVector, terms: FieldTerms, contributors: int) -> None:
         raise SecureAggregationError(
             f"{contributors} contributors in a field for 1 to {terms.n_max}"
         )
-    reach = contributors * limit(terms)
+    most = reach(terms, contributors)
     square = 0.0
     for start in range(0, len(total), _PIECE):
         words = total[start : start + _PIECE].view(np.int32).astype(np.float64)
         peak = max(float(words.max()), -float(words.min()))
-        if peak > reach:
+        if peak > most:
             raise SecureAggregationError(
                 f"the sum reaches {peak:.0f} near coordinate {start}; {contributors} contributors "
-                f"reach at most {reach}"
+                f"reach at most {most}"
             )
         square += float(np.square(words).sum())
     if len(total) >= _NOISE_WORDS and math.sqrt(square / len(total)) > _NOISE_RMS:

@@ -25,8 +25,7 @@ from lensemble.errors import (
 from lensemble.files import PART_PREFIX, PIECE_BYTES
 from lensemble.ids import Digest, NodeId
 from lensemble.params import PARAMETER_BYTES, ParamLayout
-from lensemble.secagg.field import limit
-from lensemble.workload import FieldTerms
+from lensemble.secagg.field import FieldTerms, bound, limit, reach
 
 SUM_SUFFIX = ".u32"
 _SUM_TAG = b"lensemble/field-sum/v1\x00"
@@ -200,10 +199,10 @@ def require_plausible(largest: int, count: int, field: FieldTerms) -> None:
     Raises:
         AggregationError: it is out of reach.
     """
-    reach = count * limit(field)
-    if largest > reach:
+    most = reach(field, count)
+    if largest > most:
         raise AggregationError(
-            f"the sum of {count} updates reaches {largest} field units; at most {reach} can be",
+            f"the sum of {count} updates reaches {largest} field units; at most {most} can be",
             "An update was malformed or a mask was not removed; the round is tried again.",
         )
 
@@ -214,15 +213,15 @@ def check_update(update: Addend, layout: ParamLayout, field: FieldTerms) -> None
     Raises:
         ContractViolation: names the participant, the coordinate and its value.
     """
-    bound, start = limit(field), 0
+    most, start = limit(field), 0
     for piece in summed_pieces([update], layout.nbytes):
         signed = piece.view(np.int32)
-        if int(signed.max()) > bound or int(signed.min()) < -bound:
-            at = int(np.flatnonzero((signed > bound) | (signed < -bound))[0])
+        if int(signed.max()) > most or int(signed.min()) < -most:
+            at = int(np.flatnonzero((signed > most) | (signed < -most))[0])
             value = int(signed[at]) * 2.0**-field.k
             raise ContractViolation(
                 f"coordinate {start + at} of the update of {update.participant} is {value:g}; "
-                f"the field's bound is {field.bound:g}",
+                f"the field's bound is {bound(field):g}",
                 "Clip the release of that node, or lower `field.k` of the workload.",
             )
         start += len(signed)

@@ -17,8 +17,9 @@ import numpy as np
 
 from lensemble import checkpoint, seeds, workload
 from lensemble.checkpoint import Checkpoint, Lineage
-from lensemble.errors import ConfigError, LedgerIntegrityError
+from lensemble.errors import ConfigError, LedgerIntegrityError, StorageError
 from lensemble.ids import Digest, FederationId, NodeId
+from lensemble.logs import logger
 from lensemble.params import ParamLayout
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig
@@ -177,7 +178,10 @@ class Store:
 
     def abort_attempt(self, round_index: int, attempt: int, code: str, reason: str) -> None:
         with self._lock:
-            self._ledger.end_attempt(round_index, attempt, "aborted", code, reason)
+            # The disk may not have taken its beginning: then there is nothing to end.
+            begun = self._ledger.attempts(round_index, round_index + 1)
+            if any(each.attempt == attempt for each in begun):
+                self._ledger.end_attempt(round_index, attempt, "aborted", code, reason)
 
     # ---- updates ----
 
@@ -188,11 +192,11 @@ class Store:
 
     def check_update(self, update: SpoolFile) -> None:
         """Refuse one plain update that could make the sum wrap; see ``aggregate``."""
-        aggregate.check_update(update, self.layout, self.workload.field)
+        aggregate.check_update(update, self.layout, self.workload.room)
 
     def derive_sum(self, updates: Sequence[aggregate.Addend]) -> Digest:
         """Sum twice and compare; the digest of the stored sum."""
-        facts = aggregate.derive_sum(updates, self.layout, self.workload.field, self.directory.sums)
+        facts = aggregate.derive_sum(updates, self.layout, self.workload.room, self.directory.sums)
         return facts.field_sum_digest
 
     def diagnose(self, field_sum: Digest, contributors: int) -> float:
@@ -250,9 +254,16 @@ class Store:
             self._ledger.append(committed, self._run.run if self._run else "")
             if self._run is not None:
                 self._run = msgspec.structs.replace(self._run, done=self._run.done + 1)
+            self._retire()
+        return prepared.next_digest
+
+    def _retire(self) -> None:
+        """Let go of what need not be kept; a disk that refuses is asked again next round."""
+        try:
             commit.retire(self.directory, self._ledger, self._retention)
             self._kept = len(self._ledger.present("weights"))
-        return prepared.next_digest
+        except StorageError as error:
+            logger("store").warning("retire.refused", reason=error.message)
 
     # ---- roster ----
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from lensemble.workload import (
     FieldTerms,
     Inner,
+    NoisyField,
     NoopTask,
     Objective,
     Privacy,
@@ -151,14 +152,17 @@ def private(n_max: int = 64, k: int = 20, **terms: object) -> Workload:
 
 
 def test_the_field_must_have_room_for_the_noise_and_says_how_much() -> None:
-    assert private(k=23).sum_bound(64) == 132.0
-    assert private(k=24, placement="distributed", cohort=64).sum_bound(64) == 72.5
+    local, spread = private(k=23).room, private(k=24, placement="distributed", cohort=64).room
+    assert isinstance(local, NoisyField)
+    assert isinstance(spread, NoisyField)
+    assert (local.coordinate_bound, local.sum_bound(64)) == (9.5, 132.0)
+    assert spread.sum_bound(64) == 72.5
     with pytest.raises(ValidationError, match=r"field\.k is 24.*reach 132.*at most 23"):
         private(k=24)
     off = Workload(privacy=Privacy(noise_multiplier=1000.0))
-    assert off.coordinate_bound == off.field.bound
+    assert off.room == off.field
     episodes = private(k=24, unit="episode", noise_multiplier=1000.0)
-    assert episodes.coordinate_bound == episodes.field.bound
+    assert episodes.room == episodes.field
 
 
 @given(
@@ -185,8 +189,9 @@ def test_no_sum_that_is_allowed_wraps(
     except ValidationError:
         assert reach * 2.0**k > 2.0**31 * (1 - 1e-9)
     else:
-        assert workload.sum_bound(n_max) == pytest.approx(reach)
-        assert workload.sum_bound(n_max) * 2.0**k <= 2.0**31 * (1 + 1e-9)
+        assert isinstance(workload.room, NoisyField)
+        assert workload.room.sum_bound(n_max) == pytest.approx(reach)
+        assert workload.room.sum_bound(n_max) * 2.0**k <= 2.0**31 * (1 + 1e-9)
         assert workload.privacy.noise_sd == pytest.approx(each)
 
 

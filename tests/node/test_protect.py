@@ -5,9 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lensemble.errors import ContractViolation
-from lensemble.secagg.field import FieldBoundExceeded, decode, encode
-from lensemble.workload import FieldTerms, Privacy, Release, Workload, initial_parameters, layout
+from lensemble.errors import ContractViolation, SecureAggregationError
+from lensemble.secagg.field import FieldBoundExceeded, check_sum, decode, encode, reach
+from lensemble.workload import (
+    FieldTerms,
+    NoisyField,
+    Privacy,
+    Release,
+    Workload,
+    initial_parameters,
+    layout,
+)
 from lensemble_node.worker.training.noise import SecretNoise
 from lensemble_node.worker.training.protect import Protection, clip, norm, quantize
 from lensemble_node.worker.training.release import Pipeline, release
@@ -140,7 +148,7 @@ def test_the_sum_carries_the_stated_noise_whoever_drops_out(
         clip(expected := update.copy(), 0.5)
         signal += expected
         pipeline = Protection(workload, SecretNoise()).pipeline()
-        total += pipeline.released(update, FIELD).vector
+        total += pipeline.released(update, workload.room).vector
     noise = decode(total, FIELD) - signal
     each = 1.5 * 0.5 if placement == "local" else 1.5 * 0.5 / math.sqrt(cohort)
     wanted = each * math.sqrt(contributors)
@@ -156,23 +164,32 @@ def test_an_update_that_does_not_enter_leaves_noise_alone() -> None:
     entered = 0
     for _ in range(1000):
         pipeline = Protection(workload, SecretNoise()).pipeline()
-        first = decode(pipeline.released(update.copy(), FIELD).vector, FIELD)[0]
+        first = decode(pipeline.released(update.copy(), workload.room).vector, FIELD)[0]
         assert min(abs(first), abs(first - 1.0)) < 0.01
         entered += first > 0.5
     assert abs(entered - 300) < 5 * math.sqrt(1000 * 0.21)
 
 
 def test_the_field_takes_noise_that_n_max_equal_coordinates_could_not_have() -> None:
-    workload = private(noise_multiplier=1.0)
-    assert workload.coordinate_bound == 9.5
-    tight = FieldTerms(k=23)
-    assert tight.bound < 4.1
+    plain, room = FieldTerms(k=23), NoisyField(23, 64, 1.0, 8.5)
+    assert plain.bound < 4.1
     flat = np.array([9.4, -9.4, 0.0], np.float32)
-    assert np.allclose(decode(encode(flat, tight, reach=9.5), tight), flat)
+    assert np.allclose(decode(encode(flat, room), room), flat)
     with pytest.raises(FieldBoundExceeded, match=r"coordinate 1 .* holds at most 9\.5"):
-        encode(np.array([9.4, -9.6], np.float32), tight, reach=9.5)
+        encode(np.array([9.4, -9.6], np.float32), room)
     with pytest.raises(FieldBoundExceeded):
-        encode(np.array([300.0], np.float32), tight, reach=1e9)
+        encode(flat, plain)
+    with pytest.raises(FieldBoundExceeded):
+        encode(np.array([300.0], np.float32), NoisyField(23, 64, 1e9, 8.5))
+
+
+def test_a_sum_with_noise_is_plausible_up_to_its_own_bound() -> None:
+    room = NoisyField(23, 64, 1.0, 8.5)
+    most = reach(room, 4)
+    assert most == (4 + 17) << 23
+    check_sum(np.array([most], np.uint32), room, 4)
+    with pytest.raises(SecureAggregationError, match="reach at most"):
+        check_sum(np.array([most + 1], np.uint32), room, 4)
 
 
 # ---- quantising ----
@@ -215,8 +232,8 @@ def test_align_difference_clip_noise_quantise_encode() -> None:
         return flat[::-1].copy()
 
     private_stages = Protection(workload, SecretNoise(known)).pipeline()
-    pipeline = Pipeline((align,), private_stages.on_difference, private_stages.reach)
-    sent = release(dict(where.views(trained)), prior, where, FIELD, pipeline).vector
+    pipeline = Pipeline((align,), private_stages.on_difference)
+    sent = release(dict(where.views(trained)), prior, where, workload.room, pipeline).vector
 
     def clipped(flat: np.ndarray) -> np.ndarray:
         clip(out := flat.copy(), 0.5)
@@ -229,7 +246,7 @@ def test_align_difference_clip_noise_quantise_encode() -> None:
         return quantize(flat.copy())
 
     difference = align(trained) - prior
-    due = encode(quantized(noised(clipped(difference))), FIELD)
+    due = encode(quantized(noised(clipped(difference))), workload.room)
     assert np.array_equal(sent, due)
     for other in (
         noised(quantized(clipped(difference))),
@@ -237,7 +254,7 @@ def test_align_difference_clip_noise_quantise_encode() -> None:
         quantized(noised(clipped(align(trained - prior)))),
         noised(clipped(quantized(difference))),
     ):
-        assert not np.array_equal(sent, encode(other, FIELD))
+        assert not np.array_equal(sent, encode(other, workload.room))
 
 
 def test_without_privacy_nothing_is_touched() -> None:

@@ -314,7 +314,7 @@ class _Noop:
 
         words: Iterable[FieldVector] = pieces()
         if pipeline.on_difference:
-            encoded = pipeline.released(np.concatenate(list(drawn)), self._workload.field)
+            encoded = pipeline.released(np.concatenate(list(drawn)), self._workload.room)
             words, extent = [encoded.vector], encoded.extent
         vector = making.store.write_vector(order["round_index"], words)
         return _Result(vector, extent, (0.0, 0.0), making.protection.clip_factor)
@@ -389,7 +389,7 @@ class _World:
             learner.model.named(),
             prior,
             learner.model.layout,
-            self._workload.field,
+            self._workload.room,
             protection.pipeline(),
         )
         kept = learner.local_state()

@@ -89,8 +89,7 @@ class Protection:
             stages += [self._clip, self._enter, self._add_noise]
         if self.workload.release.quantize == "int8":
             stages.append(quantize)
-        reach = self.workload.coordinate_bound if private.of_participants else None
-        return Pipeline(on_difference=tuple(stages), reach=reach)
+        return Pipeline(on_difference=tuple(stages))
 
     @property
     def _terms(self) -> Privacy:

@@ -20,14 +20,10 @@ _PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages by what they act on, flat float32 vectors in layout order; each group in its order.
-
-    ``reach``: largest absolute value of a coordinate after them, where it is not the field's own.
-    """
+    """Stages by what they act on, flat float32 vectors in layout order; each group in its order."""
 
     on_weights: tuple[Stage, ...] = ()
     on_difference: tuple[Stage, ...] = ()
-    reach: float | None = None
 
     def released(self, difference: FlatParameters, terms: FieldTerms) -> "Encoded":
         """``difference`` (float32, flat; may be written to) as it leaves.
@@ -40,7 +36,7 @@ class Pipeline:
         extent = Extent()
         for start in range(0, len(difference), _PIECE):
             extent.include(difference[start : start + _PIECE])
-        return Encoded(encode(difference, terms, reach=self.reach), extent)
+        return Encoded(encode(difference, terms), extent)
 
 
 @dataclass
