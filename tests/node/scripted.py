@@ -128,7 +128,12 @@ class Session:
         await self.open(round_index, attempt)
         commitment = await self.hear(messages.Commitment)
         payload = messages.commitment_payload(
-            FEDERATION, round_index, attempt, commitment.dataset_root, WORKLOAD.digest
+            FEDERATION,
+            round_index,
+            attempt,
+            commitment.dataset_root,
+            WORKLOAD.digest,
+            keys=commitment.keys,
         )
         assert identity.verify(self.node, commitment.signature, payload)
         return commitment
@@ -161,15 +166,22 @@ class Session:
             trailer = blob.trailer_chunk(self.digest, b"", self.tx.region.slot(slot))
             self.tx.filled(slot, trailer)
 
-    async def collect(self, round_index: int = 0, attempt: int = 0) -> None:
+    async def collect(
+        self,
+        round_index: int = 0,
+        attempt: int = 0,
+        roster: tuple[NodeId, ...] = (),
+        envelopes: tuple[messages.Envelope, ...] = (),
+    ) -> None:
         await self.say(
             messages.Collect(
                 federation=FEDERATION,
                 epoch=self.epoch,
                 round=round_index,
                 attempt=attempt,
-                roster=(self.node,),
+                roster=roster or (self.node,),
                 send_within_s=30.0,
+                envelopes=envelopes,
             )
         )
 
