@@ -143,6 +143,7 @@ class MaskAudit:
         self.told: tuple[NodeId, ...] = ()
         self.request: r.RequestUnmask | None = None
         self.answered: set[NodeId] = set()
+        self.revealed = False
         self.commits = 0
 
     def hear(self, event: r.Event, actions: tuple[r.Action, ...]) -> None:
@@ -182,12 +183,21 @@ class MaskAudit:
                 self.request = action
                 assert sorted((*survivors, *dropouts)) == list(self.told)
                 assert len(survivors) >= self.roster.threshold
+            case _:
+                self._see_the_sum(action, ground)
+
+    def _see_the_sum(self, action: r.Action, ground: r.Ground) -> None:
+        match action:
             case r.DeriveSum(contributors=contributors):
                 assert self.roster is not None
                 assert self.request is not None
                 assert tuple(c.node for c in contributors) == self.request.survivors
                 assert self.answered <= set(self.request.survivors)
                 assert len(self.answered) >= self.roster.threshold
+            case r.Diagnose():
+                self.revealed = True
+            case r.AnnounceAbort(retries=retries):
+                assert not (retries and self.revealed), "a revealed sum is collected for again"
             case r.Commit():
                 self.commits += 1
                 assert self.commits <= ground.rules.max_attempts
@@ -219,7 +229,6 @@ class RoundAudit:
         self.masks.hear(event, actions)
         for action in actions:
             if isinstance(action, r.OpenRound):
-                self._see_after_a_reveal(action, event)
                 self.masks = MaskAudit()
             self._see(action, before, event)
             self.masks.see(action, after.ground)
@@ -260,10 +269,6 @@ class RoundAudit:
                 self.finished.append(action)
             case _:
                 pass
-
-    def _see_after_a_reveal(self, action: r.OpenRound, event: r.Event) -> None:
-        if self.masks.commits and (action.round, action.attempt - 1) == self.last_opened:
-            assert isinstance(event, r.RoundsAsked), "a revealed sum was collected for again"
 
     def _see_open(self, action: r.OpenRound) -> None:
         ground = self.state.ground
