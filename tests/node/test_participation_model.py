@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble.wire import messages
+from lensemble_node import attempt as attempts_of
 from lensemble_node import participation, signals
 from lensemble_node.participation import Action, Event, Joined, State
 from tests.node.node_play import (
@@ -22,10 +23,14 @@ from tests.node.node_play import (
     collect,
     pair,
     provision_message,
+    roster,
     round_open,
     trained,
+    unmask,
     welcome,
 )
+
+MASKED_DIGEST = "8" * 64
 
 rounds, attempts = st.integers(0, 3), st.integers(0, 2)
 digests = st.sampled_from([PRIOR, NEXT])
@@ -45,6 +50,14 @@ class Node(RuleBasedStateMachine):
         self.announced: set[tuple[int, int, int]] = set()
         self.opened: list[tuple[int, int, int]] = []
         self.collected: set[tuple[int, int, int]] = set()
+        self.masked: set[int] = set()
+        """Epochs of masked sessions."""
+        self.keys = 0
+        self.dealt_with: set[int] = set()
+        self.masks_given: set[tuple[int, int, int]] = set()
+        self.spent: set[tuple[int, int]] = set()
+        self.answered: set[tuple[int, int]] = set()
+        self.decided: list[tuple[int, tuple[str, ...]]] = []
         self.feed(participation.Assigned(TARGET))
 
     def feed(self, event: Event) -> None:
@@ -71,12 +84,20 @@ class Node(RuleBasedStateMachine):
                 asked = (session.epoch, commit.open.round, commit.open.attempt)
                 assert asked in self.opened
                 self.committed.add(asked)
+                assert commit.masked == (session.epoch in self.masked)
+                assert asked[1:] not in self.answered
+                self.keys += 1
             case participation.Announce(session=session, announce=announce):
                 asked = (session.epoch, announce.open.round, announce.open.attempt)
                 assert asked in self.committed
                 assert asked in self.collected
                 assert isinstance(self.joined().edges, participation.Usable)
                 assert announce.edge == self.joined().edges.pair.update.edge
+                if session.epoch in self.masked:
+                    assert asked in self.masks_given
+                    assert announce.digest == MASKED_DIGEST
+            case participation.OnSecrets(session=session, action=wanted):
+                self.beside(session.epoch, wanted)
             case participation.Provide():
                 assert isinstance(self.state.worker, participation.Able)
             case participation.Order(command=command):
@@ -90,12 +111,39 @@ class Node(RuleBasedStateMachine):
             case _:
                 pass
 
+    def beside(self, epoch: int, wanted: attempts_of.OnSecrets) -> None:
+        """Secrets are those of the newest keys; ``_moved`` of the rim has them then."""
+        assert epoch in self.masked
+        at = (wanted.open.round, wanted.open.attempt)
+        # They are there while the action is performed.
+        assert attempts_of.holds_secrets(self.joined().attempt)
+        match wanted:
+            case attempts_of.Deal():
+                assert self.keys not in self.dealt_with
+                self.dealt_with.add(self.keys)
+            case attempts_of.MaskUpdate():
+                self.masks_given.add((epoch, *at))
+            case attempts_of.Decide(survivors=survivors):
+                assert isinstance(self.joined().attempt, attempts_of.Asked)
+                assert all(keys != self.keys for keys, _ in self.decided)
+                self.decided.append((self.keys, survivors))
+            case attempts_of.Answer():
+                assert at in self.spent
+                assert at not in self.answered
+                self.answered.add(at)
+            case attempts_of.OpenShares():
+                assert self.keys in self.dealt_with
+
     def order(self, command: signals.Command) -> None:
         match command:
+            case signals.Send() | signals.Mask():
+                raise AssertionError("only the rim gives these, with what it has signed or drawn")
             case signals.Train(round=round_index, attempt=attempt):
                 assert (self.joined().session.epoch, round_index, attempt) in self.collected
-            case signals.Close(adopt=adopt) if isinstance(self.state.membership, Joined):
-                assert adopt == (NODE in self.joined().session.last.contributors)
+            case signals.Close(round=closed, adopt=adopt) if self.in_session():
+                # One that is owed since a session with a newer record is none of this one's.
+                if closed == self.joined().session.last.round:
+                    assert adopt == (NODE in self.joined().session.last.contributors)
             case _:
                 pass
 
@@ -144,11 +192,111 @@ class Node(RuleBasedStateMachine):
         self.feed(participation.Heard(self.call, message))
 
     @precondition(linked)
-    @rule(last=st.integers(-1, 2), contributors=rosters)
-    def welcome(self, last: int, contributors: tuple[str, ...]) -> None:
+    @rule(last=st.integers(-1, 2), contributors=rosters, masked=st.booleans())
+    def welcome(self, last: int, contributors: tuple[str, ...], masked: bool) -> None:
+        self.welcomed(last, contributors, masked=masked)
+
+    def welcomed(self, last: int, contributors: tuple[str, ...], *, masked: bool) -> None:
         self.epoch += 1
+        if masked:
+            self.masked.add(self.epoch)
         record = messages.LastRecord(round=last, digest=PRIOR, contributors=contributors)
-        self.hear(welcome(epoch=self.epoch, last=record))
+        aggregation = "masked" if masked else "plain"
+        self.hear(welcome(epoch=self.epoch, last=record, aggregation=aggregation))
+
+    @precondition(linked)
+    @rule(round_index=rounds, attempt=attempts)
+    def roster(self, round_index: int, attempt: int) -> None:
+        self.hear(roster(round_index, attempt, epoch=self.epoch))
+
+    @precondition(linked)
+    @rule(round_index=rounds, attempt=attempts, survivors=rosters)
+    def unmask(self, round_index: int, attempt: int, survivors: tuple[str, ...]) -> None:
+        self.hear(unmask(round_index, attempt, epoch=self.epoch, survivors=survivors))
+
+    # ---- the next honest step, so that masked attempts get far ----
+
+    @precondition(lambda self: self.dialing() or self.linked())
+    @rule(round_index=rounds, attempt=attempts, steps=st.integers(0, 14))
+    def begin_masked(self, round_index: int, attempt: int, steps: int) -> None:
+        if self.dialing():
+            self.feed(participation.LinkUp(self.call))
+        if not self.in_session():
+            self.welcomed(-1, (OTHER,), masked=True)
+        self.feed(participation.WorkerSaid(CONFIGURED))
+        self.provided_with(stale=False)
+        if isinstance(edges := self.joined().edges, participation.Provided):
+            self.feed(participation.EdgesLive(edges.pair))
+        self.opened_with(round_index, attempt, PRIOR)
+        self.feed(participation.WorkerSaid(bound(round_index, attempt)))
+        self.go_on(steps)
+
+    @precondition(in_session)
+    @rule(steps=st.integers(1, 12))
+    def advance(self, steps: int) -> None:
+        self.go_on(steps)
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            now = self.joined().attempt if self.in_session() else attempts_of.Idle()
+            if not isinstance(now, attempts_of.Idle | attempts_of.Withdrawn):
+                self.step(now)
+
+    def step(self, now: attempts_of.Active) -> None:
+        at = (now.open.round, now.open.attempt)
+        match now:
+            case attempts_of.Fetching(go=go) | attempts_of.Waiting(go=go):
+                self.exchange(at, go)
+            case attempts_of.Training():
+                self.feed(participation.WorkerSaid(trained(*at)))
+            case attempts_of.Masking():
+                masked = signals.Masked(round=at[0], attempt=at[1], digest=MASKED_DIGEST)
+                self.feed(participation.WorkerSaid(masked))
+            case attempts_of.Sending():
+                self.feed(participation.WorkerSaid(signals.Sent(round=at[0], attempt=at[1])))
+            case attempts_of.Sent():
+                self.hear(unmask(*at, epoch=self.epoch))
+            case attempts_of.Asked():
+                self.feed(participation.SecretsSaid(attempts_of.Consented(*at)))
+            case attempts_of.Spending():
+                self.spend(at)
+            case _:
+                pass
+
+    def exchange(self, at: tuple[int, int], go: attempts_of.Go) -> None:
+        match go:
+            case attempts_of.Go.ROSTER:
+                self.hear(roster(*at, epoch=self.epoch))
+            case attempts_of.Go.DEALING:
+                self.feed(participation.SecretsSaid(attempts_of.SharesDealt(*at, b"", ())))
+            case attempts_of.Go.COLLECT:
+                self.collected.add((self.epoch, *at))
+                self.hear(collect(*at, epoch=self.epoch))
+            case attempts_of.Go.OPENING:
+                self.feed(participation.SecretsSaid(attempts_of.SharesOpened(*at)))
+            case attempts_of.Go.GIVEN:
+                self.feed(participation.WorkerSaid(signals.StateHeld(digest=PRIOR)))
+
+    @precondition(in_session)
+    @rule(
+        signal=st.one_of(
+            st.builds(lambda r, a: attempts_of.SharesDealt(r, a, b"", ()), rounds, attempts),
+            st.builds(attempts_of.SharesOpened, rounds, attempts),
+            st.builds(attempts_of.Consented, rounds, attempts),
+            st.builds(attempts_of.MasksRefused, rounds, attempts, st.just("no")),
+        )
+    )
+    def secrets_say(self, signal: attempts_of.FromSecrets) -> None:
+        # The rim reports nothing of secrets that were forgotten.
+        if self.in_session() and attempts_of.holds_secrets(self.joined().attempt):
+            self.feed(participation.SecretsSaid(signal))
+
+    def spend(self, at: tuple[int, int]) -> None:
+        # A worker says so only when it was told to, and after it is on disk.
+        joined = self.state.membership
+        if isinstance(joined, Joined) and isinstance(joined.attempt, attempts_of.Spending):
+            self.spent.add(at)
+            self.feed(participation.WorkerSaid(signals.Spent(round=at[0], attempt=at[1])))
 
     @precondition(linked)
     @rule(final=st.booleans())
@@ -163,6 +311,9 @@ class Node(RuleBasedStateMachine):
     @precondition(linked)
     @rule(stale=st.booleans())
     def provision(self, stale: bool) -> None:
+        self.provided_with(stale=stale)
+
+    def provided_with(self, *, stale: bool) -> None:
         self.pairs += 2
         made = pair(100 + self.pairs)
         message = provision_message(made)
@@ -177,6 +328,9 @@ class Node(RuleBasedStateMachine):
     @precondition(linked)
     @rule(round_index=rounds, attempt=attempts, prior=digests)
     def open(self, round_index: int, attempt: int, prior: str) -> None:
+        self.opened_with(round_index, attempt, prior)
+
+    def opened_with(self, round_index: int, attempt: int, prior: str) -> None:
         self.opened.append((self.epoch, round_index, attempt))
         self.hear(round_open(round_index, attempt, epoch=self.epoch, prior_digest=prior))
 
@@ -254,6 +408,15 @@ class Node(RuleBasedStateMachine):
     def a_session_has_a_worker(self) -> None:
         if self.in_session():
             assert not isinstance(self.state.worker, participation.NoWorker)
+
+    @invariant()
+    def no_set_of_survivors_is_answered_for_twice(self) -> None:
+        assert len({keys for keys, _ in self.decided}) == len(self.decided)
+
+    @invariant()
+    def secrets_are_held_in_masked_sessions_only(self) -> None:
+        if self.in_session() and attempts_of.holds_secrets(self.joined().attempt):
+            assert self.joined().session.terms.masked
 
     @invariant()
     def nobody_waits_for_ever(self) -> None:
