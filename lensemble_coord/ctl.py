@@ -19,7 +19,7 @@ from lensemble_coord.training import outer_round
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.reception import Reception
 from lensemble_coord.training.rows import Run
-from lensemble_coord.training.status import Observer, outer_step_alert
+from lensemble_coord.training.status import Observer, warnings
 from lensemble_coord.training.store import Store, unix_now
 
 WATCH_PAUSE_S = 0.1
@@ -125,13 +125,12 @@ class Answers:
             yield reply
 
     def _started(self, run: Run, *, already: bool) -> replies.RunStarted:
-        alert = outer_step_alert(self._store)
         return replies.RunStarted(
             run=run.run,
             rounds=run.requested,
             first_round=self._rounds.state.ground.round - run.done,
             already=already,
-            warnings=(alert,) if alert else (),
+            warnings=warnings(self._store),
         )
 
     async def _follow(self, run: Run, number: int) -> AsyncGenerator[replies.Reply, None]:

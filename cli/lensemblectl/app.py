@@ -9,7 +9,7 @@ import typer
 
 from lensemble.ctl.client import DaemonUnreachable, Declined
 from lensemble.errors import LensembleError
-from lensemblectl.commands import checkpoint, programs, rounds, run, setup, status
+from lensemblectl.commands import checkpoint, privacy, programs, rounds, run, setup, status
 from lensemblectl.exits import FAILED, INTERRUPTED, OK, UNREACHABLE, USAGE, complain
 
 USAGE_CODES = frozenset({"config", "malformed"})
@@ -45,6 +45,8 @@ app.command("leave", rich_help_panel=START)(setup.leave)
 app.command("run", rich_help_panel=WORK)(run.run)
 app.command("abort", rich_help_panel=WORK)(run.abort)
 app.command("status", rich_help_panel=LOOK)(status.status)
+app.command("budget", rich_help_panel=LOOK)(privacy.budget)
+app.add_typer(privacy.plans, name="privacy", rich_help_panel=LOOK)
 app.command("rounds", rich_help_panel=LOOK)(rounds.rounds)
 app.command("round", rich_help_panel=LOOK)(rounds.one_round)
 app.command("events", rich_help_panel=LOOK)(rounds.events)

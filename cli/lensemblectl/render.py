@@ -140,6 +140,7 @@ def node(status: replies.NodeStatus) -> RenderableType:
                 ("dataset", _dataset(status.dataset)),
                 ("workload", status.config_hash and f"config hash {status.config_hash}"),
                 ("contributed", contributed),
+                ("privacy", _privacy(status.privacy)),
                 ("shares", "loss and norms, in the clear" if status.shares_norms else ""),
                 ("refused", words.counts(status.refused)),
             ]
@@ -248,7 +249,9 @@ def _participants(who: tuple[replies.ParticipantStatus, ...], width: int) -> Ren
     wide = width >= WIDE_COLUMNS
     rows = [_participant(each) for each in who]
     columns = ["NAME", "DOES", "SEEN", "RTT", "AT"] + (["ROUNDS", "NODE"] if wide else [])
-    table = listing(*columns, right=("SEEN", "RTT", "ROUNDS"))
+    if wide and any(each.epsilon is not None for each in who):
+        columns.append("EPSILON")
+    table = listing(*columns, right=("SEEN", "RTT", "ROUNDS", "EPSILON"))
     for index, column in enumerate(table.columns):
         # Where the terminal is narrow, the address is cut, and nothing else.
         if column.header not in {"NAME", "AT"}:
@@ -267,6 +270,7 @@ def _participant(each: replies.ParticipantStatus) -> list[str]:
         each.path,
         str(each.contributions),
         words.short(each.node),
+        "" if each.epsilon is None else f"{each.epsilon:.3f}",
     ]
 
 
@@ -324,6 +328,15 @@ def _worker(worker: replies.WorkerStatus | None) -> str:
         words.size(worker.rss_bytes) if worker.rss_bytes else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _privacy(privacy: replies.PrivacyStatus | None) -> str:
+    if privacy is None:
+        return ""
+    return (
+        f"epsilon {privacy.spent:.3f} of {privacy.epsilon:g} spent at delta {privacy.delta:g}, "
+        f"{words.counted(privacy.rounds_left, 'round')} left, unit {privacy.unit}"
+    )
 
 
 def _dataset(dataset: replies.DatasetStatus | None) -> str:

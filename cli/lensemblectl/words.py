@@ -1,6 +1,8 @@
 """Figures as people read them, and sentences made of replies."""
 
+import math
 from datetime import UTC, datetime
+from typing import Any
 
 from lensemble.ctl import replies
 
@@ -126,3 +128,65 @@ def run_line(run: replies.RunStatus) -> str:
         f", {counted(run.attempts_aborted, 'attempt')} aborted" if run.attempts_aborted else ""
     )
     return f"run {run.run}: {run.closed} of {run.rounds} rounds closed{aborted}{eta}"
+
+
+def budget_lines(privacy: replies.PrivacyStatus) -> list[str]:
+    """Spent, left, and how many rounds that is."""
+    left = max(0.0, privacy.epsilon - privacy.spent)
+    whole = privacy.unit == "participant"
+    about = "this node as a whole" if whole else f"each {privacy.unit} of this node"
+    spent = f"epsilon {privacy.spent:.3f} of {privacy.epsilon:g}"
+    lines = [
+        f"about {about}, at delta {privacy.delta:g}:",
+        f"  spent   {spent}, by {counted(privacy.releases, 'release')}",
+        f"  left    epsilon {left:.3f}: {counted(privacy.rounds_left, 'round')} at this noise",
+    ]
+    if privacy.clip_factor is not None and privacy.clip_factor < 1.0:
+        lines.append(f"  the last update was clipped to {privacy.clip_factor:.3g} of its norm")
+    return lines
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """A plan as ``python -m lensemble.privacy`` makes it."""
+    covered = counted(plan["rounds_within_budget"], "round")
+    steps = plan["steps_per_round"]
+    of_steps = f" of {steps} steps" if steps > 1 else ""
+    sampled = f", sampled at {plan['sample_rate']:g}" if plan["sample_rate"] < 1 else ""
+    spent = f"epsilon {plan['epsilon']:.2f} at delta {plan['delta']:g}"
+    verdict = "" if plan["private"] else "; above 50 that is not private"
+    asked = f"{counted(plan['rounds'], 'round')}{of_steps} at sigma {plan['sigma']:.4g}{sampled}"
+    needed = f"all of them need sigma {enough(plan['sigma_needed'])}"
+    lines = [
+        f"{asked}: {spent}, about each {plan['unit']}{verdict}",
+        f"a budget of {plan['budget']:g} covers {covered} at this sigma; {needed}",
+    ]
+    if plan["budget"] > 50:
+        lines.append(f"a budget of {plan['budget']:g} is not private: it promises next to nothing")
+    return lines + _utility_lines(plan)
+
+
+def enough(sigma: float) -> str:
+    """``sigma`` to two places, never rounded down: less would not do."""
+    return f"{math.ceil(sigma * 100) / 100:.2f}"
+
+
+def _utility_lines(plan: dict[str, Any]) -> list[str]:
+    needed, noise = plan["participants_needed"], plan["noise_in_mean"]
+    if needed is None:
+        where = "the noise is in the gradients of each node"
+        return [f"{where}; what it does to learning depends on how many episodes a node has"]
+    lines = []
+    if noise is not None:
+        hopeless = ": expect no learning" if noise > 1 else ""
+        lines.append(
+            f"with {counted(plan['participants'], 'participant')} the noise in the mean is "
+            f"{noise:.3g} times the largest update (norm {plan['clip_norm']:g}, "
+            f"{plan['parameters']} parameters){hopeless}"
+        )
+    how = "2 x sigma x sqrt(parameters)"
+    how = how if plan["placement"] == "distributed" else f"({how})^2"
+    lines.append(
+        f"learning needs about {counted(needed, 'participant')} at sigma {plan['sigma']:.4g} with "
+        f"{plan['placement']} noise: {how}"
+    )
+    return lines

@@ -112,13 +112,15 @@ def require_covered(workload: Workload, committed: int, asked: int) -> None:
         return
     before = f" after the {committed} that closed before" if committed else ""
     left = max(0, plan.rounds_within_budget - committed)
+    # Rounded up: a little less would not do.
+    sigma = math.ceil(plan.sigma_needed * 100) / 100
     raise PrivacyBudgetExceeded(
         f"{asked} rounds{before} at noise_multiplier {plan.sigma:g} spend epsilon "
         f"{plan.epsilon:.2f} at delta {plan.delta:g}; the budget is {plan.budget:g} and has room "
         f"for {left} more",
-        f"Run at most {left} rounds, or begin with noise_multiplier {plan.sigma_needed:.2f}; "
+        f"Run at most {left} rounds, or begin with noise_multiplier {sigma:.2f}; "
         "`lensemblectl privacy plan` shows what that does to learning."
         if left
-        else f"Begin with noise_multiplier {plan.sigma_needed:.2f}; `lensemblectl privacy plan` "
+        else f"Begin with noise_multiplier {sigma:.2f}; `lensemblectl privacy plan` "
         "shows what that does to learning.",
     )

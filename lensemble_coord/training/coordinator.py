@@ -26,7 +26,7 @@ from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.wire import messages
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.training import outer_round
+from lensemble_coord.training import budget, outer_round
 from lensemble_coord.training.aggregate import Addend
 from lensemble_coord.training.journal import Journal
 from lensemble_coord.training.mask_rim import MaskMessage, MaskRim
@@ -174,6 +174,8 @@ class Rounds:
 
         Raises:
             OperatorError: a run goes on already, or it asks for too many rounds.
+            PrivacyBudgetExceeded: for more than the privacy budget of the workload covers.
+            ConfigError: the privacy that the workload asks for cannot be kept by these rounds.
         """
         async with self._asking:
             if self.store.run is not None:
@@ -181,6 +183,9 @@ class Rounds:
                     f"run {self.store.run.run} goes on with {self.store.unfinished_rounds} rounds",
                     "Watch it with `lensemblectl run --attach`; end it with `lensemblectl abort`.",
                 )
+            committed = self.state.ground.round
+            covered = partial(budget.require_covered, self.workload, self.config.rounds)
+            await trio.to_thread.run_sync(covered, committed, rounds)
             run = await trio.to_thread.run_sync(self.store.begin_run, rounds)
             self.run_since, self.aborted_in_run = trio.current_time(), 0
             await self.hear(outer_round.RoundsAsked(rounds, patience_s))

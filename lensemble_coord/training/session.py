@@ -105,6 +105,7 @@ class Activity(msgspec.Struct):
     last_reason: str = ""
     contributions: int = 0
     loss: float | None = None
+    epsilon: float | None = None
 
 
 class _Pair:
@@ -372,6 +373,14 @@ class Session:
             )
         )
         self.activity.loss = message.loss
+        if message.epsilon is not None:
+            self.activity.epsilon = message.epsilon
+            self.log.info(
+                "privacy.reported",
+                round=message.round,
+                attempt=message.attempt,
+                epsilon=message.epsilon,
+            )
         self._announcement = message
         self._announced.set()
 

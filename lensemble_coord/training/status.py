@@ -11,7 +11,7 @@ from lensemble.ctl import replies
 from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.training import outer_round
+from lensemble_coord.training import budget, outer_round
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.reception import Reception
 from lensemble_coord.training.record import ContributionRecord
@@ -88,7 +88,7 @@ class Observer:
                 free_bytes=store.free_bytes(),
             ),
             rss_bytes=rss_bytes(),
-            alerts=tuple(alert for alert in (outer_step_alert(store),) if alert),
+            alerts=warnings(store),
         )
 
     def _round(self) -> replies.RoundStatus:
@@ -197,6 +197,7 @@ class Observer:
             bytes=0 if steps else doing.done,
             total_bytes=0 if steps else doing.total,
             loss=doing.loss,
+            epsilon=doing.epsilon,
             last_seen_s=min(now - doing.seen, link.heard_s),
             rtt_ms=link.rtt_ms,
             path=f"{link.path} {link.remote}",
@@ -325,6 +326,8 @@ _REMEDIES = {
     "then run again.",
     "stopped": "Start a new run with `lensemblectl run --rounds N`.",
     "commitment_mismatch": "Find out why that node's dataset changed during the round.",
+    "dp_budget_exceeded": "Begin another federation with a larger budget, more noise or fewer "
+    "rounds: `lensemblectl privacy plan`.  What is spent cannot be taken back.",
     "agg_nondeterministic": "Suspect memory or disk of this host; test them before going on.",
 }
 
@@ -341,6 +344,11 @@ def _counts(state: outer_round.State) -> tuple[int, int]:
             return len(state.contributors), len(state.contributors)
         case _:
             return 0, 0
+
+
+def warnings(store: Store) -> tuple[str, ...]:
+    """What is worth a word about the terms of the federation."""
+    return tuple(filter(None, (outer_step_alert(store), budget.alert(store.workload))))
 
 
 def outer_step_alert(store: Store) -> str:

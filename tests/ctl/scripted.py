@@ -32,6 +32,7 @@ PARTICIPANTS = (
     replies.ParticipantStatus(
         name="arm-berlin", node=NODE, connected=True, activity="sent update", step=50, steps=50,
         last_seen_s=0.4, rtt_ms=0.31, path="127.0.0.1:40112", epoch=1, contributions=4,
+        epsilon=4.377,
     ),
     replies.ParticipantStatus(
         name="gripper-2", node="a0" * 32, connected=True, activity="training", step=31, steps=50,

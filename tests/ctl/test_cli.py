@@ -111,6 +111,8 @@ def test_status_finds_the_daemon_of_the_directory(daemon: Path) -> None:
     "verb",
     [
         ["status"],
+        ["budget"],
+        ["privacy", "plan", "--rounds", "3"],
         ["rounds"],
         ["round", "3"],
         ["checkpoint", "ls"],
@@ -134,6 +136,9 @@ def test_every_verb_speaks_json(here: Here, verb: list[str]) -> None:
     ("verb", "part"),
     [
         (["rounds"], "9c12ab349c12"),
+        (["status"], "4.377"),
+        (["budget"], "arm-berlin: epsilon 4.377 spent, as it reports"),
+        (["privacy", "plan", "--rounds", "100", "--epsilon", "8"], "need sigma 6.01"),
         (["round", "3"], "left out: cell-9: no update before the collect timeout"),
         (["checkpoint", "ls"], "can be recomputed"),
         (
@@ -212,6 +217,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(daemon: Path) -> None:
         (["run", "--attach", "--rounds", "2"], 2, "--attach watches", "Leave out"),
         (["run", "--rounds", "0"], 2, "--rounds", "lensemblectl run --help"),
         (["run", "--rouds", "3"], 2, "--rouds", "lensemblectl run --help"),
+        (["privacy", "plan", "--rounds", "0"], 2, "--rounds", "lensemblectl privacy plan --help"),
         (["frobnicate"], 2, "frobnicate", "lensemblectl --help"),
         (["invite", "--ttl", "soon"], 2, "'soon' is not a duration", "24h"),
         (["status", "-s", "/nonexistent"], 3, "no such socket", "--socket"),

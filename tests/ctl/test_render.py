@@ -72,6 +72,12 @@ def test_a_node_says_whom_it_dials_why_and_when_again() -> None:
     ]:
         assert part in text
     assert "shares" not in text
+    assert "privacy" not in text
+    kept = replies.PrivacyStatus(
+        unit="participant", spent=4.377, epsilon=8.0, delta=1e-5, releases=1, rounds_left=1
+    )
+    counted = printed(render.node(replace(NODE, privacy=kept)), 120)
+    assert "epsilon 4.377 of 8 spent at delta 1e-05, 1 round left, unit participant" in counted
     bare = replace(
         NODE, round=None, dataset=None, worker=None, link=replies.LinkStatus(state="off")
     )

@@ -64,3 +64,43 @@ def test_a_round_line_says_what_is_waited_for_and_on_whom() -> None:
     )
     assert words.round_line(rest) == "At rest: no round is asked for"
     assert words.clock_line(status) == "for 12 s, 48 s left"
+
+
+def test_a_budget_is_told_with_what_is_left() -> None:
+    whole = replies.PrivacyStatus(
+        unit="participant", spent=6.573, epsilon=8.0, delta=1e-5, releases=2, rounds_left=0,
+        clip_factor=0.25,
+    )  # fmt: skip
+    text = "\n".join(words.budget_lines(whole))
+    for part in ("this node as a whole, at delta 1e-05", "6.573 of 8, by 2 releases",
+                 "left    epsilon 1.427: 0 rounds", "clipped to 0.25"):  # fmt: skip
+        assert part in text
+    episodes = replies.PrivacyStatus(
+        unit="episode", spent=0.0, epsilon=8.0, delta=1e-5, releases=0, rounds_left=7
+    )
+    assert words.budget_lines(episodes)[0].startswith("about each episode of this node")
+
+
+PLAN = {
+    "unit": "participant", "placement": "distributed", "rounds": 100, "budget": 8.0,
+    "delta": 1e-5, "sigma": 1.0, "sample_rate": 1.0, "steps_per_round": 1, "clip_norm": 1.0,
+    "parameters": 27480, "epsilon": 91.82, "private": False, "covered": False,
+    "rounds_within_budget": 2, "sigma_needed": 6.0023, "participants": 4, "noise_in_mean": 41.4,
+    "participants_needed": 332,
+}  # fmt: skip
+
+
+def test_a_plan_is_told_with_its_price() -> None:
+    text = "\n".join(words.plan_lines(PLAN))
+    for part in (
+        "epsilon 91.82", "that is not private", "covers 2 rounds", "need sigma 6.01",
+        "41.4 times the largest update", "expect no learning", "332 participants",
+    ):  # fmt: skip
+        assert part in text
+    generous = "\n".join(words.plan_lines(PLAN | {"budget": 100.0}))
+    assert "a budget of 100 is not private" in generous
+    good = PLAN | {"private": True, "epsilon": 7.9, "noise_in_mean": 0.4}
+    assert "not private" not in "\n".join(words.plan_lines(good))
+    assert "no learning" not in "\n".join(words.plan_lines(good))
+    inside = PLAN | {"participants_needed": None, "noise_in_mean": None, "unit": "episode"}
+    assert "about each episode" in "\n".join(words.plan_lines(inside))

@@ -203,7 +203,7 @@ def test_a_run_is_refused_with_the_numbers() -> None:
         PrivacyBudgetExceeded, match=r"100 rounds .* epsilon 91\.82 .* 2 more"
     ) as no:
         plan.require_covered(private(), 0, 100)
-    assert "noise_multiplier 6.00" in no.value.remediation
+    assert "noise_multiplier 6.01" in no.value.remediation
     with pytest.raises(PrivacyBudgetExceeded, match=r"after the 2 that closed before.*for 0 more"):
         plan.require_covered(private(), 2, 1)
     plan.require_covered(Workload(), 1000, 1000)
