@@ -44,6 +44,7 @@ PROVISION_TIMEOUT_S = 120.0
 ANNOUNCEMENT_TIMEOUT_S = 10.0
 EDGE_PAUSE_S = 0.2
 EDGE_PAUSE_MAX_S = 10.0
+LAST_WORD_S = 0.2
 MAX_EDGE_FAULTS = 20
 """Broken pairs in a row, without an update or state between, before the link is closed."""
 
@@ -408,9 +409,12 @@ class Session:
             except LinkLost:
                 return
             self.edge_faults += 1
-            self.activity.last_reason = reason
             self.log.warning("edges.broken", reason=reason, faults=self.edge_faults)
-            self.did("edges broken")
+            if self.activity.phase != "declined":
+                self.activity.last_reason = reason
+                self.did("edges broken")
+            # A node that knows why says so on its link meanwhile: its word is the better one.
+            await trio.sleep(LAST_WORD_S)
             await desk.hear(outer_round.MemberLost(self.node, "edge_fault", reason))
             await trio.sleep(pause)
             pause = min(2 * pause, EDGE_PAUSE_MAX_S)
