@@ -70,7 +70,7 @@ class MaskRim:
         except LensembleError as error:
             await self._rim.failed(at, error)
             return
-        if at != self._at():
+        if at != self._at() or not isinstance(self._rim.state, outer_round.Sharing):
             return
         self._masking = masking
         for session in self._rim.present(each.node for each in members):

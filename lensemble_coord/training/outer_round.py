@@ -176,6 +176,9 @@ class Aggregating(msgspec.Struct, frozen=True, tag=True):
     ground: Ground
     contributors: tuple[Contribution, ...]
     dropped: tuple[Dropped, ...]
+    failures: int = 0
+    reason: str = ""
+    """Masked only: why the last try failed, while the pause before the next one lasts."""
 
 
 class Aligning(msgspec.Struct, frozen=True, tag=True):
@@ -938,23 +941,28 @@ def _work(state: State, event: FromWork) -> Step[State, Action]:
 def _fail(state: State, event: StepFailed) -> Step[State, Action]:
     ground = state.ground
     match state:
-        case Committing(reason=reason) if reason:
+        case Aggregating(reason=reason) | Committing(reason=reason) if reason:
             # Nothing is under way in the pause: this is the failure it already lasts for.
             return state, ()
-        case Committing() if _may_try_again(state, event):
+        case Aggregating() | Committing() if _may_try_again(state, event):
             again = replace(state, failures=state.failures + 1, reason=event.reason)
             return again, (ArmTimer(Timer.RETRY, _backoff(ground.rules, again.failures)),)
-        case Aligning() | Committing() if ground.rules.masked:
+        case Aggregating() | Aligning() | Committing() if _is_revealed(state, event):
             return _abort(ground, event.code, event.reason, Response.STOP)
         case _:
             return _abort(ground, event.code, event.reason, event.response)
 
 
-def _may_try_again(state: Committing, event: StepFailed) -> bool:
-    """A revealed sum is committed from disk or not at all: collecting again would reveal more."""
+def _is_revealed(state: Aggregating | Aligning | Committing, event: StepFailed) -> bool:
+    """Whether a masked sum is known, or could be: only masks that do not come off keep it."""
+    return state.ground.rules.masked and event.code != "secure_aggregation"
+
+
+def _may_try_again(state: Aggregating | Committing, event: StepFailed) -> bool:
+    """A revealed sum is committed from what is here or not at all: collecting reveals more."""
     rules = state.ground.rules
     return (
-        rules.masked
+        _is_revealed(state, event)
         and event.response is Response.RETRY
         and state.failures + 1 < rules.max_attempts
         and not state.ground.stopping
@@ -1004,7 +1012,7 @@ def _expire(state: State, timer: str) -> Step[State, Action]:
             return _consider_aggregate(state, hurry=True)
         case Unmasking(), Timer.UNMASK:
             return _consider_sum(state, hurry=True)
-        case ((Committing() | Aborted()), Timer.RETRY):
+        case ((Aggregating() | Committing() | Aborted()), Timer.RETRY):
             return _again(state)
         case _:
             return state, ()
@@ -1018,14 +1026,16 @@ def _give_up_waiting(state: Open) -> Step[State, Action]:
     return _abort(state.ground, "fault_tolerance_exceeded", _open_reason(state), response)
 
 
-def _again(state: Committing | Aborted) -> Step[State, Action]:
-    if isinstance(state, Committing) and state.reason:
-        return replace(state, reason=""), (Commit(state.field_sum, state.contributors),)
-    if isinstance(state, Committing):
-        return state, ()
-    if state.retrying:
-        return _open(replace(state.ground, attempt=state.ground.attempt + 1))
-    return state, ()
+def _again(state: Aggregating | Committing | Aborted) -> Step[State, Action]:
+    match state:
+        case Aggregating(reason=reason) if reason:
+            return replace(state, reason=""), (DeriveSum(state.contributors),)
+        case Committing(reason=reason) if reason:
+            return replace(state, reason=""), (Commit(state.field_sum, state.contributors),)
+        case Aborted(retrying=True):
+            return _open(replace(state.ground, attempt=state.ground.attempt + 1))
+        case _:
+            return state, ()
 
 
 def _open_reason(state: Open) -> str:
@@ -1063,6 +1073,9 @@ def _stop(state: State, reason: str) -> Step[State, Action]:
                 CancelTimer(Timer.RETRY),
                 finish,
             )
+        case Aggregating(reason=failure) if failure:
+            after, actions = _abort(state.ground, "stopped", reason, Response.STOP)
+            return after, (CancelTimer(Timer.RETRY), *actions)
         case _:
             return _abort(state.ground, "stopped", reason, Response.STOP)
 
@@ -1108,8 +1121,8 @@ def waiting(state: State) -> Waiting:
             return _undecided(_sharing_verdict(state, hurry=False))
         case Unmasking():
             return _undecided(_unmask_verdict(state, hurry=False))
-        case Committing(reason=reason) if reason:
-            return Waiting(f"trying to commit again after a pause: {reason}")
+        case Aggregating(reason=reason) | Committing(reason=reason) if reason:
+            return Waiting(f"trying again after a pause: {reason}")
         case Aborted():
             lead = "retrying after a pause" if state.retrying else "stopped"
             return Waiting(f"{lead}: {state.reason}")

@@ -122,7 +122,7 @@ def armed_in(state: r.State) -> set[str]:
             return {r.Timer.COLLECT}
         case r.Unmasking():
             return {r.Timer.UNMASK}
-        case r.Committing(reason=reason) if reason:
+        case r.Aggregating(reason=reason) | r.Committing(reason=reason) if reason:
             return {r.Timer.RETRY}
         case r.Aborted(retrying=True):
             return {r.Timer.RETRY}

@@ -33,9 +33,9 @@ def test_noise_sized_for_a_cohort_needs_sums_of_as_many() -> None:
     spread = private(placement="distributed", cohort=3)
     require_covered(spread, masked(3), 0, 2)
     for rules in (PLAIN, RoundsSection(aggregation="plain", min_participants=9)):
-        with pytest.raises(ConfigError, match="cohort of 3.* sum of 1"):
+        with pytest.raises(ConfigError, match=r"cohort of 3.* sum of 1"):
             require_covered(spread, rules, 0, 1)
-    with pytest.raises(ConfigError, match="cohort of 4.* sum of 3"):
+    with pytest.raises(ConfigError, match=r"cohort of 4.* sum of 3"):
         require_covered(private(placement="distributed", cohort=4), masked(3), 0, 1)
 
 

@@ -457,9 +457,9 @@ def test_work_of_ours_that_fails_ends_the_attempt(
     phase: type[r.InFlight], masked: bool, response: Response
 ) -> None:
     play = at_phase(phase, masked)
-    revealed = masked and phase in (r.Aligning, r.Committing)
+    revealed = masked and phase in (r.Aggregating, r.Aligning, r.Committing)
     retries = response is Response.RETRY and not revealed
-    if revealed and phase is r.Committing and response is Response.RETRY:
+    if revealed and phase is not r.Aligning and response is Response.RETRY:
         for _ in range(play.state.ground.rules.max_attempts - 1):
             play.feed(failed(response=response), expired(r.Timer.RETRY))
     actions = play.feed(failed(response=response))
@@ -830,7 +830,7 @@ def test_waiting_names_the_reason_in_every_state() -> None:
         "aligning": "diagnosing the revealed sum",
         "committing": "taking the outer step and writing the checkpoint",
         "committing_masked": "taking the outer step and writing the checkpoint",
-        "pausing": "trying to commit again after a pause: the disk is full",
+        "pausing": "trying again after a pause: the disk is full",
         "retrying": "retrying after a pause: OPEN: waiting for 3 of 3 asked to bind "
         "(have 0, quorum 2)",
         "stopped": "stopped: enough",

@@ -504,9 +504,7 @@ def test_a_commit_that_fails_is_tried_again_with_the_same_sum() -> None:
     play = committing(max_attempts=4)
     for pause in (1.0, 2.0, 3.0):
         assert play.feed(failed()) == (ArmTimer(r.Timer.RETRY, pause),)
-        assert r.waiting(play.state).reason == (
-            "trying to commit again after a pause: the disk is full"
-        )
+        assert r.waiting(play.state).reason == ("trying again after a pause: the disk is full")
         assert r.public_state(play.state) is r.RoundState.COMMITTING
         again = only(play.feed(expired(r.Timer.RETRY)), r.Commit)
         assert again == r.Commit(SUM, tuple(contribution(node) for node in (A, B, C)))
