@@ -50,19 +50,14 @@ class StateStore:
                     self._settle(digest)
                     return self._layout.nbytes
                 complete.unlink()
-            return self._held_part(digest)
-
-    def _held_part(self, digest: Digest) -> int:
-        part = self._part(digest)
-        size = part.stat().st_size if part.exists() else 0
-        if size < self._layout.nbytes:
-            return size - size % PARAMETER_BYTES
-        # All of it came, and a crash came before its digest was looked at.
-        if self._digest_of(part) == digest:
-            self.complete(digest)
-            return size
-        part.unlink()
-        return 0
+            part = self._part(digest)
+            size = part.stat().st_size if part.exists() else 0
+            if size > self._layout.nbytes:
+                part.unlink()
+                size = 0
+        # Of a partial file that is whole the last word is asked for again: with it comes the
+        # trailer, and what is verified then is all of the file.
+        return min(size - size % PARAMETER_BYTES, self._layout.nbytes - PARAMETER_BYTES)
 
     def pieces(self, digest: Digest, length: int) -> Iterator[memoryview]:
         """The first ``length`` bytes of what lies here of ``digest``, in order."""

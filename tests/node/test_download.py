@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lensemble import blob
 from lensemble.errors import CheckpointIntegrityError, PeerError
-from lensemble.ids import Digest, FederationId
+from lensemble.ids import FederationId
 from lensemble.params import layout_of, parameter_digest
 from lensemble_node.worker.download import Inbound
 from lensemble_node.worker.state_store import StateStore
@@ -49,7 +49,8 @@ class Downloads(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.attempt = 0
         self.coming: list[bytes] = []
-        self.held: set[Digest] = set()
+        self.damaged = False
+        """Something on the disk may not be what was sent."""
         self.start()
 
     def teardown(self) -> None:
@@ -79,7 +80,14 @@ class Downloads(RuleBasedStateMachine):
     @rule(count=st.integers(1, 10))
     def receive(self, count: int) -> None:
         for _ in range(min(count, len(self.coming))):
-            done = self.inbound.feed(memoryview(self.coming.pop(0)))
+            try:
+                done = self.inbound.feed(memoryview(self.coming.pop(0)))
+            except PeerError:
+                # The trailer tells, and all of it is fetched again.
+                assert self.damaged
+                assert not self.coming
+                self.inbound.reset()
+                return
             if done is not None:
                 assert not self.coming
                 which = DIGESTS.index(done)
@@ -100,6 +108,7 @@ class Downloads(RuleBasedStateMachine):
         position = data.draw(st.integers(0, len(chunk) - 1))
         chunk[position] ^= data.draw(st.integers(1, 255))
         self.coming = []
+        self.damaged = True
         try:
             done = self.inbound.feed(memoryview(bytes(chunk)))
         except PeerError:
@@ -110,6 +119,7 @@ class Downloads(RuleBasedStateMachine):
     @rule(data=st.data())
     def rot(self, data: st.DataObject) -> None:
         """A bit flips on the disk while no worker runs."""
+        self.damaged = True
         for path in self.directory.iterdir():
             raw = bytearray(path.read_bytes())
             if raw:

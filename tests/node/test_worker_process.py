@@ -109,15 +109,22 @@ def test_a_damaged_partial_state_is_fetched_again_from_its_start(tmp_path: Path)
         assert said[-1] == signals.StateHeld(digest=digest)
 
 
-def test_a_state_whose_last_word_was_lost_is_held(tmp_path: Path) -> None:
+def test_a_state_that_came_whole_without_its_trailer_is_verified_before_it_is_held(
+    tmp_path: Path,
+) -> None:
     flat = warm_start(noop())
     with worker(tmp_path) as w:
         digest = parameter_digest(w.layout, flat)
         (tmp_path / "global").mkdir()
         (tmp_path / "global" / f"{digest}.f32.part").write_bytes(flat.tobytes())
         w.configure()
-        assert w.bind((0, 0), digest) == w.layout.nbytes
-        assert w.hear() == signals.StateHeld(digest=digest)
+        w.attach()
+        held = w.bind((0, 0), digest)
+        assert held == w.layout.nbytes - 4
+        said: list[signals.Event] = []
+        for chunk in w.chunks((0, 0), flat, held):
+            said += w.give(chunk)
+        assert said == [signals.StateHeld(digest=digest)]
         w.train((0, 0), digest)
 
 
