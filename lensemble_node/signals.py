@@ -13,6 +13,9 @@ from msgspec import Meta
 from lensemble.errors import WorkerFault
 from lensemble.secagg.graph import MAX_HOLDERS
 
+EXIT_NO_MEMORY = 71
+"""Exit status of a worker that was refused memory."""
+
 MAX_LINE_BYTES = 1 << 18
 """Longest line in either direction."""
 
@@ -82,13 +85,17 @@ class Bind(_Line, frozen=True, kw_only=True, tag=True):
 
 
 class Train(_Line, frozen=True, kw_only=True, tag=True):
-    """Run the inner steps from ``prior_digest``; answered by ``Trained`` or ``Failed``."""
+    """Run the inner steps from ``prior_digest``; answered by ``Trained`` or ``Failed``.
+
+    A release of this round from an attempt below ``spent_before`` is not sent again.
+    """
 
     round: _Count
     attempt: _Count
     prior_digest: _Hash
     sketch_seed: _Seed
     global_step: _Count
+    spent_before: _Count = 0
 
 
 class MaskTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

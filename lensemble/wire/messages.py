@@ -169,6 +169,9 @@ class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
     """Inner steps of all earlier rounds; where the learning-rate schedule stands."""
     state_bytes: Count
     field: FieldParams
+    spent_before: Count = 0
+    """Releases of this round from attempts below this number are spent: one of their sums was asked
+    for, and a second sum over the same vector could be told apart from the first."""
     answer_within_s: Annotated[float, Meta(ge=0)]
 
 

@@ -112,6 +112,8 @@ class Rounds:
         self._inbox, self._events = trio.open_memory_channel[outer_round.Event](INBOX_EVENTS)
         self._opening: messages.RoundOpen | None = None
         self._masks = MaskRim(self, store.federation)
+        # What an earlier process asked to be unmasked is not known here; take it that it did.
+        self._spent_before = (store.position.round, store.position.attempt)
         self._seconds: dict[str, float] = {}
         self._left_out: tuple[outer_round.Dropped, ...] = ()
         self._spooled: dict[NodeId, SpoolFile] = {}
@@ -276,6 +278,8 @@ class Rounds:
             case outer_round.BeginCollect(nodes=nodes):
                 self._begin_collect(nodes)
             case outer_round.RequestUnmask(survivors=survivors):
+                ground = self.state.ground
+                self._spent_before = (ground.round, ground.attempt + 1)
                 self._masks.request_unmask(survivors)
             case outer_round.Refuse(node=node, code=code, reason=reason):
                 self.refuse(node, code, reason)
@@ -306,6 +310,7 @@ class Rounds:
             global_step=action.round * self.workload.inner.steps,
             state_bytes=self.layout.nbytes,
             field=messages.FieldParams(k=self.workload.field.k, n_max=self.workload.field.n_max),
+            spent_before=self._spent_before[1] if self._spent_before[0] == action.round else 0,
             answer_within_s=ground.rules.open_timeout_s if patience is None else patience,
         )
         self._tell_opening(action.nodes)
@@ -326,10 +331,13 @@ class Rounds:
             self._masks.remember_keys(session)
             if from_byte >= self.layout.nbytes:
                 session.holds_state()
+                continue
+            try:
+                held = self.store.checkpoint(ground.digest)
+            except LensembleError as error:
+                self._nursery.start_soon(self.failed, (ground.round, ground.attempt), error)
             else:
-                session.offer_state(
-                    self.store.checkpoint(ground.digest), ground.round, ground.attempt, from_byte
-                )
+                session.offer_state(held, ground.round, ground.attempt, from_byte)
 
     def _begin_collect(self, nodes: tuple[NodeId, ...]) -> None:
         ground = self.state.ground
@@ -435,8 +443,13 @@ class Rounds:
         self, at: tuple[int, int], action: outer_round.Diagnose
     ) -> outer_round.Diagnosed:
         count = len(action.contributors)
-        norm = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
-        self.log.info("round.diagnosed", round=at[0], attempt=at[1], mean_update_l2=norm)
+        try:
+            norm = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
+        except LensembleError as error:
+            # Diagnostics are for people; they never end a round.
+            self.journal.note("round.undiagnosed", warn=True, round=at[0], reason=error.message)
+        else:
+            self.log.info("round.diagnosed", round=at[0], attempt=at[1], mean_update_l2=norm)
         return outer_round.Diagnosed(*at)
 
     async def _commit(

@@ -374,6 +374,8 @@ class Worker:
             self._look()
             return self._halt
 
+        if job.spent_before:
+            desk.trainer.spend_before(job.round, job.spent_before)
         released = desk.trainer.train(
             desk.states.read(Digest(job.prior_digest)),
             round_index=job.round,

@@ -129,6 +129,45 @@ async def test_wrong_shares_are_named_and_never_make_a_wrong_sum(tmp_path: Path)
         )
 
 
+async def test_after_an_unmask_request_older_releases_are_declared_spent(tmp_path: Path) -> None:
+    async with (
+        bench(
+            tmp_path,
+            aggregation="masked",
+            min_participants=3,
+            retry_backoff_s=0.0,
+            unmask_timeout_s=0.2,
+        ) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+    ):
+        await coordinator.serving.wait_for_nodes(3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            async with trio.open_nursery() as first:
+                for node in (a, b, c):
+                    first.start_soon(_sends_and_is_silent, node)
+            for node in (a, b):
+                nursery.start_soon(node.take_masked_part, 2)
+            again = await c.wait_for(messages.RoundOpen)
+            assert (again.attempt, again.spent_before) == (1, 1)
+            c.heard.append(again)
+            await c.take_masked_part(2)
+
+
+async def _sends_and_is_silent(node: ScriptedNode) -> None:
+    opening = await node.wait_for(messages.RoundOpen)
+    assert opening.spent_before == 0
+    await node.bind(opening)
+    await node.deal(opening)
+    await node.collect(opening)
+    words = node.masked(node.words(1))
+    signature = await node.announce(opening, words)
+    await node.send(opening, words, signature)
+    await node.wait_for(messages.UnmaskRequest)
+
+
 async def test_nothing_the_coordinator_keeps_shows_an_update(tmp_path: Path) -> None:
     async with (
         bench(tmp_path, aggregation="masked", min_participants=3) as coordinator,

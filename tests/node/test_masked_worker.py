@@ -158,6 +158,19 @@ def test_a_retry_masks_the_same_release_until_it_is_spent(tmp_path: Path) -> Non
         assert not np.array_equal(bare(w), first)
 
 
+def test_a_release_that_another_nodes_answer_revealed_is_not_sent_again(tmp_path: Path) -> None:
+    with worker(tmp_path) as w:
+        digest = trained(w)
+        first = bare(w)
+        # A sum of attempt 1 may be known, though this node was never asked for a share of it.
+        assert not w.train((0, 2), digest, spent_before=2).reused
+        again = bare(w)
+        assert not np.array_equal(again, first)
+        # What was trained since is not in that sum.
+        assert w.train((0, 3), digest, spent_before=2).reused
+        assert np.array_equal(bare(w), again)
+
+
 def test_what_is_spent_still_counts_when_the_round_closes(tmp_path: Path) -> None:
     with worker(tmp_path) as w:
         trained(w)

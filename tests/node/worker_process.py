@@ -166,17 +166,20 @@ class WorkerProcess:
         assert signals.StateHeld(digest=digest) in said
         return digest
 
-    def train_command(self, at: tuple[int, int], digest: Digest) -> signals.Train:
+    def train_command(
+        self, at: tuple[int, int], digest: Digest, spent_before: int = 0
+    ) -> signals.Train:
         return signals.Train(
             round=at[0],
             attempt=at[1],
             prior_digest=digest,
             sketch_seed=seeds.sketch(self.workload.root_seed, at[0]),
             global_step=0,
+            spent_before=spent_before,
         )
 
-    def train(self, at: tuple[int, int], digest: Digest) -> signals.Trained:
-        self.tell(self.train_command(at, digest))
+    def train(self, at: tuple[int, int], digest: Digest, spent_before: int = 0) -> signals.Trained:
+        self.tell(self.train_command(at, digest, spent_before))
         event = self.hear_until(signals.Trained)
         assert isinstance(event, signals.Trained)
         return event

@@ -162,6 +162,18 @@ class Trainer:
         """
         self._store.spend(round_index)
 
+    def spend_before(self, round_index: int, attempt: int) -> None:
+        """Spend what was trained for an attempt below ``attempt``, if it is there.
+
+        For a release that may be in a revealed sum although this node gave no share for it.
+
+        Raises:
+            StorageError: the file system refuses.
+        """
+        known = self._store.trained(round_index)
+        if known is not None and known.attempt < attempt:
+            self._store.spend(round_index)
+
     def train(self, prior: FlatParameters, **order: Unpack[RoundOrder]) -> Release:
         """Train from ``prior`` (float32, shape ``(layout.size,)``) and put down what to release.
 
