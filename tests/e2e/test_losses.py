@@ -88,7 +88,9 @@ def test_status_says_what_each_phase_waits_for(tmp_path: Path) -> None:
         alone = members.wait_until("lost", lambda s: not s.round.waiting_on).round
         assert alone.reason == "waiting for 1 more participant (have 1, quorum 2)"
         assert alone.deadline_in_s is not None
-        aborted = members.wait_until("aborted", lambda s: s.round.state == "aborted").round
+        aborted = members.wait_until(
+            "aborted", lambda s: s.round.state == "aborted" and s.round.deadline_in_s is not None
+        ).round
         assert aborted.reason == f"retrying after a pause: OPEN: {alone.reason}"
         assert aborted.deadline_in_s is not None
         assert 0 < aborted.deadline_in_s <= 3

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lensemble.ctl import replies
+from lensemble_coord.training.verify import verify_state
 from tests.e2e.federation import Federation, federation, until
 
 pytestmark = pytest.mark.e2e
@@ -90,13 +91,17 @@ def _each_flip_is_named(members: Federation, copy: Path) -> None:
         # The zeros of the ledger are mostly free space, which says nothing.
         used = [at for at, byte in enumerate(content) if byte]
         at = used[int(generator.integers(len(used)))]
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        status, problems = _verify(copy)
-        named = str(path.relative_to(copy))
-        assert status == 1, (named, at)
-        where = {str(each["where"]).partition(":")[0] for each in problems}
-        assert all(named.startswith(each) for each in where), (problems, at)
+        flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        path.write_bytes(flipped)
+        problems = verify_state(copy).problems
         path.write_bytes(content)
+        named = str(path.relative_to(copy))
+        where = {each.where.partition(":")[0] for each in problems}
+        assert where, (named, at)
+        assert all(named.startswith(each) for each in where), (problems, at)
+    path.write_bytes(flipped)
+    assert _verify(copy)[0] == 1
+    path.write_bytes(content)
     assert _verify(copy) == (0, [])
 
 
