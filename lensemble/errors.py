@@ -231,3 +231,12 @@ class StorageError(OperatorError):
 
     code = "storage"
     response = Response.RETRY
+
+
+class OutOfMemory(StorageError):
+    """Memory for bytes that were to be kept or mapped is not to be had."""
+
+    code = "out_of_memory"
+    default_remediation = (
+        "Allow more memory: `worker.memory_bytes` of the node, MemoryMax= of the unit."
+    )

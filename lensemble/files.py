@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lensemble.errors import StorageError
+from lensemble.errors import OutOfMemory, StorageError
 
 PIECE_BYTES = 1 << 20
 PART_PREFIX = ".part-"
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
 @contextmanager
@@ -26,8 +27,15 @@ def storage(path: Path, need: int = 0) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise StorageError(
-                f"{path}: no room for {need} bytes, {_free_bytes(path)} are free",
+                f"{path}: no room for {need} bytes, {free_bytes(path)} are free",
                 "Free space on that file system, or keep fewer rounds.",
+            ) from error
+        if error.errno == errno.ENOMEM:
+            raise OutOfMemory(f"{path}: no memory for {need or 'all of its'} bytes") from error
+        if error.errno in _NO_DESCRIPTOR:
+            raise StorageError(
+                f"{path}: {os.strerror(error.errno)}",
+                "Raise the limit of open files (LimitNOFILE= of the unit, `ulimit -n`).",
             ) from error
         raise StorageError(
             f"{path}: {os.strerror(error.errno or 0)}",
@@ -35,7 +43,8 @@ def storage(path: Path, need: int = 0) -> Iterator[None]:
         ) from error
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Bytes that are free on the file system of ``path``, which need not exist; 0 if unknown."""
     for place in (path, *path.parents):
         if place.is_dir():
             return shutil.disk_usage(place).free

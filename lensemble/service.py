@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 import trio
 
-from lensemble import identity, logs
+from lensemble import files, identity, logs
 from lensemble.errors import LensembleError
 from lensemble.settings import LogSection
 from lensemble.state_dir import IDENTITY_NAME
@@ -51,6 +52,7 @@ def run(part: str, config: Configured, serve: Serve) -> int:
     """
     os.umask(PRIVATE_UMASK)
     _share_one_heap()
+    _use_all_descriptors()
     logs.configure(config.log.level, config.log.format)
     sys.excepthook = _last_words
     status = 0
@@ -72,6 +74,12 @@ def _share_one_heap() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_ARENA_MAX, 1)
         libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def _use_all_descriptors() -> None:
+    """Open as many files as the system allows: each update in flight is one."""
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
 def refuse(error: LensembleError) -> int:
@@ -107,7 +115,8 @@ async def _until_signal(part: str, config: Configured, serve: Serve) -> None:
 
 def endpoint(config: Configured) -> Driver:
     """The QUIC endpoint of the identity in the state directory, which is made if it is missing."""
-    config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with files.storage(config.state_dir):
+        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     listen = config.listen
     return IrohDriver(
         identity.load_or_create(config.state_dir / IDENTITY_NAME),

@@ -84,8 +84,14 @@ def save_membership(state_dir: Path, belongs: Membership) -> None:
 
 
 def forget_membership(state_dir: Path) -> None:
-    """Belong to nobody again."""
-    (state_dir / MEMBERSHIP_NAME).unlink(missing_ok=True)
+    """Belong to nobody again.
+
+    Raises:
+        StorageError: the file cannot be removed.
+    """
+    path = state_dir / MEMBERSHIP_NAME
+    with files.storage(path):
+        path.unlink(missing_ok=True)
 
 
 def usable_ticket(text: str, config: NodeConfig, now: float) -> Ticket:

@@ -14,7 +14,12 @@ import trio
 
 from lensemble.actor import Timers, run_machine
 from lensemble.edge.arena import Arena
-from lensemble.errors import LensembleError, SecureAggregationError, WorkerFault
+from lensemble.errors import (
+    LensembleError,
+    SecureAggregationError,
+    StorageError,
+    WorkerFault,
+)
 from lensemble.identity import Identity
 from lensemble.ids import EdgeId, NodeId
 from lensemble.logs import logger
@@ -348,8 +353,12 @@ class Member:
         belongs = Membership(target.node, target.addresses, target.federation)
         if belongs != self.membership:
             save = partial(home.save_membership, self.config.state_dir, belongs)
-            await trio.to_thread.run_sync(save)
-            self.membership = belongs
+            try:
+                await trio.to_thread.run_sync(save)
+                self.membership = belongs
+            except StorageError as error:
+                # The file holds the invite still, which is as good; the next welcome tries again.
+                self._log.warning("membership.refused", reason=error.message)
         self._log.info("coordinator.joined", coordinator=target.node, federation=target.federation)
 
     # ---- messages ----

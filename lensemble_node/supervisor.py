@@ -128,16 +128,23 @@ class _Life:
             start_new_session=True,
             env=launch.environment(),
         )
-        self.stdin, self.stdout, self.stderr = (
-            trio.lowlevel.FdStream(os.dup(pipe.fileno()))
-            for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr)
-            if pipe is not None
-        )
-        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            if pipe is not None:
-                pipe.close()
+        try:
+            self._exited = os.pidfd_open(self.popen.pid)
+            self.stdin, self.stdout, self.stderr = self._streams()
+        except OSError:
+            # No descriptor is left to watch it by.
+            self.popen.kill()
+            self.popen.wait()
+            raise
         self.pending, self.queue = trio.open_memory_channel[bytes](MAX_PENDING_COMMANDS)
         self.killed_for = ""
+
+    def _streams(self) -> tuple[trio.lowlevel.FdStream, ...]:
+        pipes = [p for p in (self.popen.stdin, self.popen.stdout, self.popen.stderr) if p]
+        streams = tuple(trio.lowlevel.FdStream(os.dup(pipe.fileno())) for pipe in pipes)
+        for pipe in pipes:
+            pipe.close()
+        return streams
 
     def send(self, command: signals.Command) -> None:
         try:
@@ -156,11 +163,7 @@ class _Life:
     async def wait(self) -> int:
         """The exit status; negative for a signal."""
         if self.popen.returncode is None:
-            fd = os.pidfd_open(self.popen.pid)
-            try:
-                await trio.lowlevel.wait_readable(fd)
-            finally:
-                os.close(fd)
+            await trio.lowlevel.wait_readable(self._exited)
             # What it started goes with it; the group is its own until it is reaped.
             os.killpg(self.popen.pid, signal.SIGKILL)
         return self.popen.wait()
@@ -186,6 +189,7 @@ class _Life:
         await self.close()
 
     async def close(self) -> None:
+        os.close(self._exited)
         for pipe in (self.stdin, self.stdout, self.stderr):
             await pipe.aclose()
 
@@ -345,6 +349,9 @@ class Supervisor:
     def _explain(self, life: _Life, status: int) -> str:
         if life.killed_for:
             how = f"was ended: {life.killed_for}"
+        elif status == signals.EXIT_NO_MEMORY:
+            limit = self._launch.memory_bytes
+            how = "ran out of memory" + (f" (worker.memory_bytes = {limit})" if limit else "")
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         else:

@@ -8,19 +8,23 @@ import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import trio
 
 from lensemble.ctl import replies, requests, socket_file
-from lensemble.errors import InvariantError, LensembleError
+from lensemble.errors import InvariantError, LensembleError, OperatorError
 from lensemble.logs import logger
 
 MAX_CLIENTS = 32
 SEND_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 ALIVE_S = 2.0
+LOOK_S = 2.0
+"""How often the daemon looks whether its socket is there still."""
+
 PIECE_BYTES = 1 << 14
 
 Answer = Callable[[requests.Request], AsyncGenerator[replies.Reply, None]]
@@ -62,19 +66,66 @@ async def serve(
         ConfigError, StorageError: the socket cannot be made there; see ``socket_file.bind``.
     """
     counts = Counts()
-    listener = trio.SocketListener(
-        trio.socket.from_stdlib_socket(socket_file.bind(path, MAX_CLIENTS))
-    )
-    made = os.lstat(path)
 
     async def attend(stream: trio.SocketStream) -> None:
         await _Client(stream, answer, greeting, counts).attend()
 
+    door = _Door(path)
     try:
         task_status.started(counts)
-        await trio.serve_listeners(attend, [listener])
+        async with trio.open_nursery() as clients:
+            while True:
+                async with trio.open_nursery() as open_door:
+                    serve_here = partial(trio.serve_listeners, handler_nursery=clients)
+                    open_door.start_soon(serve_here, attend, [door.listener])
+                    await door.missing()
+                    open_door.cancel_scope.cancel()
+                await door.make_again()
     finally:
-        socket_file.remove(path, made)
+        door.remove()
+
+
+class _Door:
+    """The socket at ``path``, made again when somebody has deleted it.
+
+    Raises:
+        ConfigError, StorageError: it cannot be made there; see ``socket_file.bind``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._make()
+
+    def _make(self) -> None:
+        bound = socket_file.bind(self._path, MAX_CLIENTS)
+        self.listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+        self._made = os.lstat(self._path)
+
+    async def missing(self) -> None:
+        """Wait until there is nothing at the path; what others put there is left alone."""
+        there = trio.Path(self._path)
+        while True:
+            if not await there.exists():
+                return
+            await trio.sleep(LOOK_S)
+
+    async def make_again(self) -> None:
+        """Make the socket anew, however long its directory does not allow that."""
+        said = ""
+        while True:
+            try:
+                self._make()
+            except OperatorError as error:
+                if error.message != said:
+                    said = error.message
+                    logger("ctl").warning("ctl.socket_refused", reason=said)
+                await trio.sleep(LOOK_S)
+            else:
+                logger("ctl").warning("ctl.socket_remade", path=self._path)
+                return
+
+    def remove(self) -> None:
+        socket_file.remove(self._path, self._made)
 
 
 class _Client:
@@ -160,6 +211,10 @@ class _Client:
                 raise
             except LensembleError as error:
                 await self._refuse(error.code, error.message, error.remediation)
+            except OSError as error:
+                await self._refuse(
+                    "system", f"the system refuses: {error}", "Free what it has run out of."
+                )
             nursery.cancel_scope.cancel()
 
     async def _refuse(self, code: str, message: str, remediation: str = "") -> None:

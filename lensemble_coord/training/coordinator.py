@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 import trio
 
-from lensemble import seeds
+from lensemble import files, seeds
 from lensemble.actor import Timers, run_machine
 from lensemble.errors import (
     LensembleError,
@@ -412,13 +412,14 @@ class Rounds:
         """Do what takes long, in a thread, and tell the machine how it ended."""
         at = (self.state.ground.round, self.state.ground.attempt)
         try:
-            match action:
-                case outer_round.DeriveSum():
-                    await self.hear(await self._derive_sum(at, action))
-                case outer_round.Diagnose():
-                    await self.hear(await self._diagnose(at, action))
-                case outer_round.Commit():
-                    await self.hear(await self._commit(at, action))
+            with files.storage(self.store.directory.root):
+                match action:
+                    case outer_round.DeriveSum():
+                        await self.hear(await self._derive_sum(at, action))
+                    case outer_round.Diagnose():
+                        await self.hear(await self._diagnose(at, action))
+                    case outer_round.Commit():
+                        await self.hear(await self._commit(at, action))
         except LensembleError as error:
             await self.failed(at, error)
 

@@ -1,9 +1,8 @@
 """Events for people: each is logged at once and, in batches, kept in the ledger's database."""
 
-from functools import partial
-
 import trio
 
+from lensemble.errors import StorageError
 from lensemble.logs import logger
 from lensemble_coord.training.store import Store
 
@@ -38,14 +37,22 @@ class Journal:
             while True:
                 first = await self._queued.receive()
                 await trio.sleep(BATCH_PAUSE_S)
-                await trio.to_thread.run_sync(self._store.note, [first, *self._drain()])
+                await self._write([first, *self._drain()])
                 self.written.set()
                 self.written = trio.Event()
         finally:
             rest = self._drain()
             if rest:
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(partial(self._store.note, rest))
+                    await self._write(rest)
+
+    async def _write(self, batch: list[dict[str, object]]) -> None:
+        """Keep ``batch``; on a disk that refuses, the log alone has these."""
+        try:
+            await trio.to_thread.run_sync(self._store.note, batch)
+        except StorageError as error:
+            self.dropped += len(batch)
+            self._log.warning("journal.refused", events=len(batch), reason=error.message)
 
     def _drain(self) -> list[dict[str, object]]:
         batch: list[dict[str, object]] = []

@@ -159,7 +159,7 @@ class Ledger:
             )
             self._name_artifacts(record)
             self._count_round(record, run)
-        self._tables.settle()
+        self._tables.tidy()
         return digest
 
     def _name_artifacts(self, record: ContributionRecord) -> None:
@@ -297,21 +297,27 @@ class Ledger:
     # ---- runs ----
 
     def begin_run(self, run: str, requested: int, manifest_digest: Digest) -> None:
-        """Record a request for ``requested`` rounds, whose manifest is written already."""
-        self._tables.insert(
-            "runs",
-            {
-                "run": run,
-                "requested": requested,
-                "done": 0,
-                "state": "running",
-                "code": "",
-                "reason": "",
-                "manifest_digest": manifest_digest,
-                "started_at": self.now(),
-                "ended_at": "",
-            },
-        )
+        """Record a request for ``requested`` rounds, whose manifest is written already.
+
+        One whose end could not be written down ends here: it must not go on after a restart.
+        """
+        with self._tables.transaction():
+            for left in self._tables.rows("runs", "WHERE state = 'running'"):
+                self.end_run(str(left["run"]), "stopped", "superseded", "another run has begun")
+            self._tables.insert(
+                "runs",
+                {
+                    "run": run,
+                    "requested": requested,
+                    "done": 0,
+                    "state": "running",
+                    "code": "",
+                    "reason": "",
+                    "manifest_digest": manifest_digest,
+                    "started_at": self.now(),
+                    "ended_at": "",
+                },
+            )
 
     def end_run(self, run: str, state: RunState, code: str = "", reason: str = "") -> None:
         """Record that no further round of ``run`` will be tried."""

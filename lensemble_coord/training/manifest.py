@@ -86,9 +86,9 @@ def begin_run(
         raise ConfigError(
             f"a run of {rounds} rounds", f"Ask for 1 to {MAX_RUN_ROUNDS} rounds at a time."
         )
-    manifest = plan_run(ledger, secrets.token_hex(8), rounds, aggregation)
-    content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
     with files.storage(directory.manifests):
+        manifest = plan_run(ledger, secrets.token_hex(8), rounds, aggregation)
+        content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         directory.manifests.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.write_durably(directory.manifest(manifest.run), content)
     ledger.begin_run(manifest.run, rounds, manifest_digest(content))

@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from lensemble.edge.arena import Arena
-from lensemble.errors import ContractViolation, FrameError, LinkLost
+from lensemble.errors import ContractViolation, FrameError, LinkLost, StorageError
 from lensemble.ids import NodeId
 from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases
@@ -105,7 +105,12 @@ class Reception:
         except LinkLost:
             self.refused["vanished"] += 1
             return None
-        return await self._decide(link, join)
+        try:
+            return await self._decide(link, join)
+        except StorageError as error:
+            # Without its name on the roster it cannot be let in; it comes again by itself.
+            await self._turn_away(link, error.code, error.message, error.remediation)
+            return None
 
     async def _decide(self, link: Link, join: messages.Join) -> Session | None:
         secret_hash = roster.invite_hash(join.invite) if join.invite else ""

@@ -466,7 +466,10 @@ class Session:
         try:
             slot = await pair.tx.acquire()
             pair.tx.filled(slot, blob.header_chunk(header, pair.tx.region.slot(slot)))
-            with checkpoint.weights.open("rb", buffering=0) as file:
+            with (
+                files.storage(checkpoint.weights),
+                checkpoint.weights.open("rb", buffering=0) as file,
+            ):
                 for start, length in blob.data_ranges(header):
                     slot = await pair.tx.acquire()
                     view = pair.tx.region.slot(slot)[:length]

@@ -166,7 +166,11 @@ class Spool:
     def _open_memory(self, participant: NodeId) -> SpoolFile:
         with files.storage(self.directory, self.update_bytes):
             fd = os.memfd_create(f"lensemble-{participant[:12]}", os.MFD_CLOEXEC)
-            os.ftruncate(fd, self.update_bytes)
+            try:
+                os.ftruncate(fd, self.update_bytes)
+            except OSError:
+                os.close(fd)
+                raise
         return SpoolFile(self, participant, fd, None)
 
     def _open_disk(self, participant: NodeId) -> SpoolFile:

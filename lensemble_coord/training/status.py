@@ -364,6 +364,9 @@ def outer_step_alert(store: Store) -> str:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process, in bytes."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    """Resident memory of this process in bytes; 0 while there is no descriptor to ask with."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
     return pages * resource.getpagesize()

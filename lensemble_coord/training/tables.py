@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from lensemble import files
 from lensemble.errors import LedgerIntegrityError, SchemaVersionMismatch, StorageError
+from lensemble.logs import logger
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x4C4E5342
@@ -186,7 +187,7 @@ class SealedTables:
                 if code & 0xFF in _CORRUPT:
                     raise LedgerIntegrityError(f"{self.path}: {error}") from error
                 raise StorageError(
-                    f"{self.path}: {error}",
+                    f"{self.path}: {error}, {files.free_bytes(self.path)} bytes are free",
                     "Give the daemon room and rights in its state directory.",
                 ) from error
 
@@ -207,7 +208,7 @@ class SealedTables:
                 raise
             wal = self.path.with_name(self.path.name + "-wal")
             if wal.exists() and wal.stat().st_size > MAX_WAL_BYTES:
-                self._truncate_wal()
+                self.tidy()
 
     def _in_transaction(self) -> bool:
         return self._connection.in_transaction
@@ -220,6 +221,13 @@ class SealedTables:
         """Leave everything in the one file, so that a plain copy of it is whole."""
         with self._mapped():
             self._truncate_wal()
+
+    def tidy(self) -> None:
+        """``settle``, if the disk lets it: what is committed is safe in the log as well."""
+        try:
+            self.settle()
+        except StorageError as error:
+            logger("ledger").warning("ledger.not_settled", reason=error.message)
 
     def close(self) -> None:
         with self._mapped():

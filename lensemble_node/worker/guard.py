@@ -1,6 +1,7 @@
 """What a worker promises its host before it does anything: not to outlive, outgrow or outrank."""
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -8,6 +9,7 @@ import signal
 from lensemble.errors import WorkerFault
 
 _PR_SET_PDEATHSIG = 1
+_NO_MEMORY_PHRASES = ("can't allocate memory", "cannot allocate memory", "out of memory")
 
 
 def die_with(parent: int) -> None:
@@ -30,6 +32,18 @@ def limit(memory_bytes: int, niceness: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     if niceness:
         os.nice(niceness)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether ``error`` is a refusal of memory, which libraries tell in several ways."""
+    match error:
+        case MemoryError() | OSError(errno=errno.ENOMEM):
+            return True
+        case RuntimeError() | ImportError() | OSError():
+            said = str(error).lower()
+            return any(phrase in said for phrase in _NO_MEMORY_PHRASES)
+        case _:
+            return False
 
 
 def keep_stdout_clean() -> int:

@@ -141,6 +141,15 @@ def test_an_attempt_number_is_never_used_twice(ledger: Ledger) -> None:
         ledger.end_attempt(0, 7, "closed")
 
 
+def test_a_run_whose_end_was_not_written_does_not_come_back(ledger: Ledger) -> None:
+    ledger.begin_run("r1", 5, hex64(9))
+    ledger.begin_run("r2", 1, hex64(9))
+    ended = ledger.runs()[0]
+    assert (ended.run, ended.state, ended.code) == ("r1", "stopped", "superseded")
+    ledger.end_run("r2", "completed")
+    assert ledger.unfinished_run() is None
+
+
 def test_committed_yields_a_range(ledger: Ledger) -> None:
     tail = GENESIS
     for _ in range(4):

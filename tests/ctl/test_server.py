@@ -143,6 +143,28 @@ async def test_a_socket_of_somebody_else_is_not_removed(place: Path) -> None:
     other.close()
 
 
+async def test_a_deleted_socket_is_made_again_and_its_clients_stay(
+    place: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    path = place / "home" / "ctl.sock"
+    async with serving(path) as counts:
+        early = await trio.open_unix_socket(path)
+        while counts.clients < 1:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        path.unlink()
+        path.parent.rmdir()
+        while not path.exists():
+            mock_clock.jump(server.LOOK_S)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len(await in_thread(path, requests.Status())) == 1
+        while counts.clients > 1:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await early.send_all(b'{"type":"Hello","ctl_version":1,"version":"x"}\n{"type":"Status"}\n')
+        assert b"Greeting" in await early.receive_some()
+        await early.aclose()
+    assert not path.exists()
+
+
 def test_who_may_ask() -> None:
     assert socket_file.may_ask(0, 0)
     assert socket_file.may_ask(os.geteuid(), 12345)

@@ -1,10 +1,11 @@
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from lensemble import files
-from lensemble.errors import StorageError
+from lensemble.errors import OutOfMemory, StorageError
 
 
 def test_a_file_is_replaced_whole_with_its_mode(tmp_path: Path) -> None:
@@ -46,3 +47,20 @@ def test_a_file_over_its_limit_is_not_read(tmp_path: Path) -> None:
         files.read_limited(path, 4)
     with pytest.raises(StorageError, match="absent"):
         files.read_limited(tmp_path / "absent", 5)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message", "remedy"),
+    [
+        (errno.ENOSPC, StorageError, "no room for 7 bytes", "Free space"),
+        (errno.ENOMEM, OutOfMemory, "no memory for 7 bytes", "worker.memory_bytes"),
+        (errno.EMFILE, StorageError, "Too many open files", "LimitNOFILE"),
+        (errno.EROFS, StorageError, "Read-only file system", "state directory"),
+    ],
+)
+def test_each_refusal_has_its_own_way_out(
+    tmp_path: Path, number: int, kind: type[StorageError], message: str, remedy: str
+) -> None:
+    with pytest.raises(kind, match=message) as caught, files.storage(tmp_path / "file", 7):
+        raise OSError(number, "as the kernel says")
+    assert remedy in caught.value.remediation

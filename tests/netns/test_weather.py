@@ -23,8 +23,11 @@ def _terms(megabytes: float, listen: dict[str, float] = WAN) -> dict[str, dict[s
     task = {"parameters": int(megabytes * 250_000)}
     return {
         "workload": {"task": task, "inner": {"steps": 1, "batch": 1}},
-        "coordinator": {"listen": listen, "rounds": {"min_participants": 2}},
-        "node": {"listen": listen},
+        "coordinator": {
+            "listen": listen,
+            "rounds": {"aggregation": "plain", "min_participants": 2},
+        },
+        "node": {"listen": listen, "share": {"plain": True}},
     }
 
 

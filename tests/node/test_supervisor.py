@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import trio
 from lensemble.edge.arena import Arena
 from lensemble_node import signals, supervisor
 from lensemble_node.supervisor import Died, Launch, Said, Started, Supervisor
+from lensemble_node.worker import guard
 from tests.node.worker_process import FEDERATION, NODE, noop
 
 PATIENCE_S = 20.0
@@ -238,3 +240,27 @@ async def test_memory_limit_niceness_and_threads_are_set(tmp_path: Path) -> None
         while not isinstance(await ear.next(), Died):
             pass
         assert made.facts().stderr[-1] == f"{1 << 33} {os.nice(0) + 3} 2"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (ImportError("libx.so: failed to map segment: Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (RuntimeError("shape mismatch"), False),
+    ],
+)
+def test_what_is_a_refusal_of_memory(error: Exception, expected: bool) -> None:
+    assert guard.is_out_of_memory(error) is expected
+
+
+async def test_a_worker_without_memory_is_told_apart(tmp_path: Path) -> None:
+    program = f"import os; os._exit({signals.EXIT_NO_MEMORY})"
+    async with supervised(program, memory_bytes=1 << 33) as (made, ear):
+        made.configure(configure(tmp_path))
+        while not isinstance(died := await ear.next(), Died):
+            pass
+        assert "ran out of memory (worker.memory_bytes = 8589934592)" in died.fault
