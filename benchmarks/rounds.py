@@ -42,8 +42,10 @@ def federation(place: Path, megabytes: int, nodes: int, aggregation: str) -> Ite
     )
     rules = f'[rounds]\naggregation = "{aggregation}"\nmin_participants = {nodes}\n'
     hub = daemon(place, "coordinator", "lensemble_coord", 'workload = "workload.toml"\n', rules)
+    shares = "[share]\nplain = true\n" if aggregation == "plain" else ""
     members = [
-        daemon(place, f"node-{n}", "lensemble_node", f'name = "node-{n}"\n') for n in range(nodes)
+        daemon(place, f"node-{n}", "lensemble_node", f'name = "node-{n}"\n', shares)
+        for n in range(nodes)
     ]
     with started([hub, *members]):
         with hub.ask() as client:

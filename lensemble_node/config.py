@@ -128,7 +128,7 @@ class ShareSection(Section):
         False, description="Send the loss and the norm of each update with it, in the clear."
     )
     plain: bool = Field(
-        True,
+        False,
         description=(
             "Whether this node sends updates that the coordinator can read one by one. If not, it "
             "takes part only where updates are masked."

@@ -226,7 +226,10 @@ def _edge(end: RxEnd | TxEnd, moved: int) -> replies.EdgeStatus:
 
 
 def _alerts(member: Member) -> tuple[str, ...]:
-    worker = member.state.worker
+    alerts: list[str] = []
+    worker, joined = member.state.worker, member.state.membership
     if isinstance(worker, participation.Unable):
-        return (f"the worker cannot take part: {worker.reason} {worker.remediation}".strip(),)
-    return ()
+        alerts.append(f"the worker cannot take part: {worker.reason} {worker.remediation}".strip())
+    if isinstance(joined, participation.Joined) and not joined.session.terms.masked:
+        alerts.append("the coordinator can read each update of this node: aggregation is plain")
+    return tuple(alerts)

@@ -142,7 +142,7 @@ class Federation:
         given = {"workload": str(self.workload), **(coordinator or {})}
         given["rounds"] = {**PLAIN, **given.get("rounds", {})}
         self._configure(self.coordinator, given)
-        self._node_terms = node or {}
+        self._node_terms = {"share": {"plain": True}, **(node or {})}
         self.nodes: dict[str, Process] = {}
         for index in range(nodes):
             self.add(f"node-{index}")

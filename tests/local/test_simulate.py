@@ -15,7 +15,7 @@ from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble_coord.config import CoordinatorConfig, RoundsSection
 from lensemble_local.simulate import Simulated, simulate
-from lensemble_node.config import NodeConfig
+from lensemble_node.config import NodeConfig, ShareSection
 
 NODES = 4
 ROUNDS = 2
@@ -45,7 +45,11 @@ def _federate(place: Path, keys: Path, order: list[int], jitter_s: float = 0.0) 
         rounds=RoundsSection(aggregation="plain", min_participants=2),
     )
     nodes = [
-        NodeConfig(name=f"node-{index}", state_dir=place / f"node-{index}")
+        NodeConfig(
+            name=f"node-{index}",
+            state_dir=place / f"node-{index}",
+            share=ShareSection(plain=True),
+        )
         for index in range(NODES)
     ]
     network = MemoryNetwork(seed=order[0])
@@ -82,6 +86,9 @@ def test_simulate_runs_what_a_file_names(tmp_path: Path) -> None:
     (tmp_path / "workload.toml").write_text('[task]\nkind = "noop"\nparameters = 100\n')
     for name in ("coord", "a", "b"):
         (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\nstate_dir = "{name}"\n')
+    for name in ("a", "b"):
+        with (tmp_path / f"{name}.toml").open("a") as config:
+            config.write("[share]\nplain = true\n")
     with (tmp_path / "coord.toml").open("a") as config:
         config.write('[rounds]\naggregation = "plain"\nmin_participants = 2\n')
     (tmp_path / "sim.toml").write_text(

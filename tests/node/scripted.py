@@ -30,6 +30,10 @@ COORDINATOR = NodeId("c" * 64)
 CAPACITY = 1 << 14
 PATIENCE_S = 20.0
 WORKLOAD = Workload(name="noop", root_seed=3, task=NoopTask(parameters=20_000))
+QUICK = Pace(heartbeat_s=0.2, heartbeat_timeout_s=0.6)
+CALM = Pace(heartbeat_s=1.0, heartbeat_timeout_s=20.0)
+"""For many nodes on a busy machine, where no test is about silence."""
+
 NOBODY = messages.LastRecord(round=-1, digest=Digest("0" * 64), contributors=())
 
 Message = TypeVar("Message", bound=messages.FromNode)
@@ -250,11 +254,11 @@ class Running:
 class Stage:
     """The network, the coordinator's driver, and node daemons that come and go."""
 
-    def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, directory: Path, nursery: trio.Nursery, pace: Pace) -> None:
         self.directory = directory
         self.nursery = nursery
         self.network = MemoryNetwork()
-        self.pace = EndpointSettings(Pace(heartbeat_s=0.2, heartbeat_timeout_s=0.6))
+        self.pace = EndpointSettings(pace)
         self.driver = self.network.driver(COORDINATOR, self.pace)
         self.epoch = 0
 
@@ -299,9 +303,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(directory: Path) -> AsyncIterator[Stage]:
+async def stage(directory: Path, pace: Pace = QUICK) -> AsyncIterator[Stage]:
     async with trio.open_nursery() as nursery:
-        made = Stage(directory, nursery)
+        made = Stage(directory, nursery, pace)
         await nursery.start(made.driver.run)
         yield made
         nursery.cancel_scope.cancel()

@@ -14,7 +14,7 @@ from lensemble.ids import NodeId
 from lensemble.wire import messages
 from lensemble_node import attempt, participation
 from tests.node.masked_rounds import Attempt, Peer, peers, plain_sum
-from tests.node.scripted import COORDINATOR, PATIENCE_S, Stage, stage
+from tests.node.scripted import CALM, COORDINATOR, PATIENCE_S, Stage, stage
 
 
 async def until(who: Peer, *wanted: str) -> None:
@@ -31,7 +31,7 @@ def holds_secrets(who: Peer) -> bool:
 
 
 async def test_the_coordinator_gets_the_exact_sum_and_nothing_else(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.collect()
@@ -51,7 +51,7 @@ async def test_the_coordinator_gets_the_exact_sum_and_nothing_else(tmp_path: Pat
 
 
 async def test_a_dropout_leaves_the_exact_sum_of_the_others(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         *stay, gone = everybody
         masked = Attempt(everybody)
@@ -63,7 +63,7 @@ async def test_a_dropout_leaves_the_exact_sum_of_the_others(tmp_path: Path) -> N
 
 
 async def test_who_drops_out_before_dealing_is_left_out_by_all(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         *stay, gone = everybody
         masked = Attempt(everybody)
@@ -77,7 +77,7 @@ async def test_who_drops_out_before_dealing_is_left_out_by_all(tmp_path: Path) -
 
 
 async def test_a_retry_masks_the_same_release_afresh_until_it_was_unmasked(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         first = Attempt(everybody)
         await first.collect()
@@ -103,7 +103,7 @@ async def test_a_retry_masks_the_same_release_afresh_until_it_was_unmasked(tmp_p
 
 
 async def test_status_says_what_is_shared_and_unmasked(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.share()
@@ -155,7 +155,7 @@ async def _kill_worker(s: Stage, who: Peer) -> None:
 async def test_a_loss_costs_the_node_this_attempt_and_the_next_works(
     tmp_path: Path, lose: Loss, step: str
 ) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await getattr(masked, step)()
@@ -177,7 +177,7 @@ async def test_a_loss_costs_the_node_this_attempt_and_the_next_works(
 async def test_a_worker_killed_before_the_answer_marks_its_release_as_spent_later(
     tmp_path: Path,
 ) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.collect()
@@ -200,7 +200,7 @@ async def _refused(who: Peer) -> messages.Fault:
 
 
 async def test_rosters_that_are_not_what_all_committed_to_are_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         (who, *others) = await peers(s)
         for number, spoil in enumerate((_without, _other_keys, _unsigned, _minority)):
             masked = Attempt([who, *others], 0, number)
@@ -244,7 +244,7 @@ def _minority(masked: Attempt, who: Peer) -> messages.Roster:
 
 
 async def test_a_second_roster_is_refused_and_its_shares_not_dealt(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.share()
@@ -255,7 +255,7 @@ async def test_a_second_roster_is_refused_and_its_shares_not_dealt(tmp_path: Pat
 
 
 async def test_an_exchanged_envelope_is_refused_and_its_dealer_named(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.share()
@@ -267,7 +267,7 @@ async def test_an_exchanged_envelope_is_refused_and_its_dealer_named(tmp_path: P
 
 
 async def test_unmasking_before_the_update_is_there_is_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.share()
@@ -277,7 +277,7 @@ async def test_unmasking_before_the_update_is_there_is_refused(tmp_path: Path) -
 
 
 async def test_sets_of_survivors_that_single_somebody_out_are_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.collect()
@@ -300,7 +300,7 @@ async def test_sets_of_survivors_that_single_somebody_out_are_refused(tmp_path: 
 
 
 async def test_a_second_set_of_survivors_is_not_answered(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         everybody = await peers(s)
         masked = Attempt(everybody)
         await masked.collect()
@@ -321,7 +321,7 @@ async def test_a_second_set_of_survivors_is_not_answered(tmp_path: Path) -> None
 async def test_a_node_that_sends_masked_updates_only_refuses_a_plain_federation(
     tmp_path: Path,
 ) -> None:
-    async with stage(tmp_path) as s:
+    async with stage(tmp_path, CALM) as s:
         running = await s.start_node(share={"plain": False})
         session = await s.session()
         await session.welcome()
