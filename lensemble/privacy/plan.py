@@ -59,7 +59,7 @@ def make(
     allowed = terms.epsilon if budget is None else budget
     risk = terms.delta if delta is None else delta
     cost = accountant.cost_of(workload)
-    total = accountant.spent_after({}, cost, rounds, risk)
+    total = accountant.spent_after({}, cost, rounds, risk, allowed)
     size = layout(workload).size
     whole = terms.unit == "participant"
     return Plan(

@@ -129,6 +129,8 @@ def test_counts_of_different_mechanisms_compose() -> None:
 
 def test_noise_too_narrow_to_be_sampled_counts_in_full() -> None:
     assert epsilon({Mechanism(0.1, 0.01): 3}, DELTA) == epsilon({Mechanism(0.1): 3}, DELTA)
+    crowd = {Mechanism(1.0, 0.5): 1_000_000}
+    assert epsilon(crowd, DELTA) == epsilon({Mechanism(1.0): 1_000_000}, DELTA)
     drowned = {Mechanism(0.02): 1, Mechanism(1.0, 0.1): 5}
     assert epsilon(drowned, DELTA) >= epsilon({Mechanism(0.02): 1}, DELTA)
 
@@ -142,14 +144,27 @@ def test_more_is_never_less(sigma: float, rate: float, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("cost", "budget"),
-    [(Cost(Mechanism(1.0)), 8.0), (Cost(Mechanism(6.01)), 8.0), (Cost(Mechanism(1.0, 0.1), 10), 8)],
+    [
+        (Cost(Mechanism(1.0)), 8.0),
+        (Cost(Mechanism(6.01)), 8.0),
+        (Cost(Mechanism(1.0, 0.1), 10), 8),
+        (Cost(Mechanism(1.0, 0.5), 6), 1e3),
+        (Cost(Mechanism(1.0)), 1e-3),
+    ],
 )
 def test_the_last_release_fits_and_one_more_does_not(cost: Cost, budget: float) -> None:
     left = releases_left({}, cost, budget, DELTA)
-    assert accountant.spent_after({}, cost, left, DELTA) <= budget
-    assert accountant.spent_after({}, cost, left + 1, DELTA) > budget
+    assert accountant.spent_after({}, cost, left, DELTA, budget) <= budget
+    assert accountant.spent_after({}, cost, left + 1, DELTA, budget) > budget
     used = {cost.mechanism: cost.steps}
-    assert releases_left(used, cost, budget, DELTA) == left - 1
+    assert releases_left(used, cost, budget, DELTA) == max(0, left - 1)
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000))
+def test_the_search_finds_the_last_from_anywhere(last: int, near: int) -> None:
+    asked: list[int] = []
+    assert accountant._last(lambda n: asked.append(n) or n <= last, near) == last
+    assert len(asked) <= 4 + 4 * (abs(last - near) + 1).bit_length()
 
 
 def test_defaults_allow_two_rounds() -> None:

@@ -102,7 +102,7 @@ class Charges:
         """What is spent and left now."""
         self._settle()
         mine = sum(self._concerns(charge) for charge in self._charges)
-        spent = accountant.epsilon(self._counts(), self._terms.delta)
+        spent = accountant.epsilon(self._counts(), self._terms.delta, self._terms.epsilon)
         budget, delta = self._terms.epsilon, self._terms.delta
         return Standing(spent, budget, delta, mine, self._room, self._terms.unit)
 
@@ -116,7 +116,9 @@ class Charges:
         if self._room > 0:
             return
         now = self.standing()
-        after = accountant.spent_after(self._counts(), self._cost, 1, self._terms.delta)
+        after = accountant.spent_after(
+            self._counts(), self._cost, 1, self._terms.delta, self._terms.epsilon
+        )
         raise PrivacyBudgetExceeded(
             f"one more release would bring this node's epsilon from {now.epsilon:.3f} to "
             f"{after:.3f} at delta {now.delta:g}; the budget is {now.budget:g}, spent by "
@@ -162,6 +164,7 @@ class Charges:
             with files.storage(path):
                 _append_durably(path, _line(charge))
         self._charges.append(charge)
+        self._size += len(_line(charge))
         self._doubtful = False
 
     def _concerns(self, charge: Charge) -> bool:
@@ -179,7 +182,10 @@ class Charges:
     # ---- opening ----
 
     def _settle(self) -> None:
-        if self._doubtful:
+        """Look again where the files are not what this object left them."""
+        with files.storage(self._paths[0]):
+            sizes = [path.stat().st_size if path.exists() else 0 for path in self._paths]
+        if self._doubtful or any(size != self._size for size in sizes):
             self._recover()
             self._doubtful = False
 
@@ -196,6 +202,7 @@ class Charges:
             release = hashlib.sha256(torn[0]).hexdigest()
             charges.append(self._charge(release, -1, 0, TORN))
         whole = b"".join(map(_line, charges))
+        self._size = len(whole)
         for path, (other, tail) in zip(self._paths, found, strict=True):
             if tail or len(other) < len(charges):
                 write_atomically(path, whole)
