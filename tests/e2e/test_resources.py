@@ -94,6 +94,26 @@ def _try_round(members: Federation) -> str:
     return f"{aborted.state}: {aborted.reason}"
 
 
+def test_a_node_that_comes_back_to_a_full_disk_is_let_in_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with crowded(tmp_path, "coordinator", 8 << 20) as (members, place):
+        pid = members.coordinator.pid
+        place.leave(0)
+        members["node-0"].kill()
+        members.start("node-0")
+
+        def refused() -> bool:
+            link = members.node_status("node-0").link
+            return link.state == "waiting" and "are free" in link.reason
+
+        until("node-0 is told why it must wait", refused)
+        assert members.coordinator.serves()
+        place.empty()
+        assert not _try_round(members)
+        assert members.coordinator.pid == pid
+
+
 @pytest.mark.parametrize("pages", [0, 1, 3, 6, 9])
 def test_a_full_disk_of_a_node_costs_it_rounds_and_nothing_else(tmp_path: Path, pages: int) -> None:
     with crowded(tmp_path, "node-0", 8 << 20) as (members, place):
