@@ -17,6 +17,6 @@ One round, as an update travels it::
     sum twice, outer step, checkpoint, one ledger record (the commit)
     ----------- RoundClose (new digest, C_t) ---->
 
-Both heavy arrows are *edges*: a slot in a shared-memory arena, a byte pump, one QUIC stream, a pump,
-a slot.  The control plane names edges and passes slot indices; it never touches payload.
+Both heavy arrows are *edges*: a slot in a shared-memory arena, a byte pump, one QUIC stream, a
+pump, a slot.  The control plane names edges and passes slot indices; it never touches payload.
 """

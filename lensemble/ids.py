@@ -3,7 +3,7 @@
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
-"""64 lower-case hex digits: the Ed25519 public key of a node, which is also its iroh endpoint id."""
+"""64 lower-case hex digits: the Ed25519 public key of a node, also its iroh endpoint id."""
 
 EdgeId = NewType("EdgeId", int)
 """Unsigned 64-bit, assigned by the coordinator, never used again after its edge is gone."""

@@ -9,7 +9,7 @@ import traceback
 import types
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
@@ -28,6 +28,19 @@ LARGE_BYTES = 1 << 16
 """A buffer this long gets pages of its own, which go back to the kernel when it is freed."""
 
 
+class Listening(Protocol):
+    """What both ``[listen]`` tables say about an endpoint."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+
+    @property
+    def heartbeat_s(self) -> float: ...
+
+    @property
+    def heartbeat_timeout_s(self) -> float: ...
+
+
 class Configured(Protocol):
     """What both configurations have."""
 
@@ -35,7 +48,7 @@ class Configured(Protocol):
     def state_dir(self) -> Path: ...
 
     @property
-    def listen(self) -> Any: ...
+    def listen(self) -> Listening: ...
 
     @property
     def log(self) -> LogSection: ...

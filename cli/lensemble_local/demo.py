@@ -344,9 +344,10 @@ def _summarise(
     table.add_row("[bold]federated[/bold]", f"[bold]{scores.last:.3f}[/bold]")
     console.print(table)
     seconds = [each.seconds or 0.0 for each in listed.rounds]
+    mean_s, ratio = sum(seconds) / len(seconds), scores.last / scores.mean_alone
     console.print(
-        f"{len(listed.rounds)} rounds closed, {sum(seconds) / len(seconds):.1f} s each; the federated "
-        f"model's error is {scores.last / scores.mean_alone:.2f} of the mean of the nodes alone",
+        f"{len(listed.rounds)} rounds closed, {mean_s:.1f} s each; the federated model's error is "
+        f"{ratio:.2f} of the mean of the nodes alone",
         highlight=False,
     )
     mark = "[green]verified[/green]" if verdict == "ok" else f"[red]{verdict}[/red]"

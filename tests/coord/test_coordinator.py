@@ -52,7 +52,8 @@ class Bench:
 @asynccontextmanager
 async def bench(tmp_path: Path, **rules: object) -> AsyncIterator[Bench]:
     (tmp_path / "workload.toml").write_text(
-        'name = "noop"\n[task]\nkind = "noop"\nparameters = 5000\n[outer]\nlr = 1.0\nmomentum = 0.0\n'
+        'name = "noop"\n[task]\nkind = "noop"\nparameters = 5000\n'
+        "[outer]\nlr = 1.0\nmomentum = 0.0\n"
     )
     config = CoordinatorConfig(
         state_dir=tmp_path / "state",
