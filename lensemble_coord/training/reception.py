@@ -30,10 +30,11 @@ MAX_DEPARTED = 4096
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """Why a node is not here any more, and since when on the daemon's clock."""
+    """Why a node is not here any more, since when on the daemon's clock, and what it had spent."""
 
     reason: str
     at: float
+    epsilon: float | None = None
 
 
 class Reception:
@@ -166,7 +167,8 @@ class Reception:
         await self._replace(admitted)
         ended = self._ended[node] = trio.Event()
         self._rounds.sessions[node] = admitted
-        self.departed.pop(node, None)
+        if (before := self.departed.pop(node, None)) is not None:
+            admitted.activity.epsilon = before.epsilon
         self._journal.note("peer.joined", peer=admitted.name, node=node, epoch=admitted.epoch)
         admitted.tell(await trio.to_thread.run_sync(self._welcome, admitted))
         try:
@@ -174,7 +176,8 @@ class Reception:
             del self._rounds.sessions[node]
             self._journal.note("peer.left", peer=admitted.name, node=node, reason=reason)
             if len(self.departed) < MAX_DEPARTED:
-                self.departed[node] = Departure(reason, trio.current_time())
+                spent = admitted.activity.epsilon
+                self.departed[node] = Departure(reason, trio.current_time(), spent)
             await self._rounds.hear(outer_round.MemberLost(node, "link_lost", reason))
             self._rounds.announce_change()
         finally:

@@ -179,6 +179,7 @@ class Observer:
                 activity="away",
                 last_seen_s=now - departure.at,
                 last_reason=departure.reason,
+                epsilon=departure.epsilon,
             )
             for node, departure in self._reception.departed.items()
         ]

@@ -222,3 +222,16 @@ def test_no_secret_is_in_a_text_or_a_refusal() -> None:
     # Nothing of it could be written by mistake, either.
     with pytest.raises(TypeError):
         msgspec.json.encode(secrets)
+
+
+def test_noise_sized_for_more_than_a_sum_may_hold_is_not_dealt_with() -> None:
+    whole = Federation()
+    for least, fits in ((THRESHOLD, True), (THRESHOLD + 1, False)):
+        secrets = Secrets(ME.node, OPEN, least)
+        mine = signed(ME, secrets.keys)
+        message = whole.message((mine, *whole.members[1:]))
+        if fits:
+            secrets.deal(message)
+            continue
+        with pytest.raises(ContractViolation, match="sized for 4 or more"):
+            secrets.deal(message)
