@@ -151,6 +151,10 @@ class Demo:
         """Start everything, join, run the rounds; returns them."""
         with started([self.coordinator, *self.nodes]):
             self._join()
+            with self.coordinator.ask() as client:
+                status = client.ask(requests.Status())
+            if isinstance(status, replies.CoordinatorStatus):
+                self.say("aggregation", status.aggregation)
             pids = ", ".join(f"{each.name} {each.pid}" for each in self.nodes)
             self.say("processes", f"coordinator {self.coordinator.pid}, {pids}")
             self._run_rounds()
@@ -294,7 +298,9 @@ def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: st
     demo.say("network", private if no_namespace is None else f"this machine's; {no_namespace}")
     demo.prepare(options.engine)
     listed = demo.federate()
+    demo.say("verify", "from the coordinator's files alone: chain, signatures, outer steps")
     verdict = demo.verify()
+    demo.say("compare", "train each node alone for as many steps, judge every model")
     scores = demo.score(demo.genesis, listed.rounds[-1].digest)
     result = {
         "rounds_closed": len(listed.rounds),
@@ -332,9 +338,9 @@ def _summarise(
     scores: Scores,
     verdict: str,
 ) -> None:
-    table = Table(
-        title="5-step state error on held-out data of all nodes (1 = no better than no change)"
-    )
+    console.print()
+    console.print("5-step state error on held-out data of all nodes; 1 is no better than no change")
+    table = Table()
     table.add_column("model")
     table.add_column("error", justify="right")
     table.add_row("warm start, before round 0", f"{scores.first:.3f}")

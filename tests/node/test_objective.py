@@ -79,9 +79,7 @@ def test_loss_is_the_weighted_sum_of_its_parts() -> None:
     marks = Landmarks(normal(7, 6), normal(7, 12))
 
     def value(pred: float, sig: float, anc: float) -> float:
-        terms = Objective(
-            lambda_pred=pred, lambda_sig=sig, lambda_anc=anc, probe_hash="0" * 64
-        )
+        terms = Objective(lambda_pred=pred, lambda_sig=sig, lambda_anc=anc, probe_hash="0" * 64)
         return loss((model, head), batch, sketch, terms, marks).item()
 
     single = value(1, 0, 0), value(0, 1, 0), value(0, 0, 1)
