@@ -615,7 +615,7 @@ def _worker(state: State, event: WorkerSaid | WorkerStarted | WorkerLost) -> Ste
             return state, ()
         case WorkerStarted():
             return replace(state, worker=Starting(worker.terms, worker.owed)), ()
-        case WorkerLost() if isinstance(worker, Unable):
+        case WorkerLost(code) if isinstance(worker, Unable) and worker.code != code:
             # It said itself what was wrong before it ended.
             return state, ()
         case WorkerLost(code, reason, remediation):

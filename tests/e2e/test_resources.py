@@ -5,13 +5,14 @@ import itertools
 import os
 import re
 import resource
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lensemble.ctl import requests
+from lensemble.ctl import replies, requests
 from lensemble.ctl.client import Client, DaemonUnreachable, Declined
 from tests.e2e.federation import Federation, Process, federation, until
 from tests.e2e.rooms import PAGE, Room, room
@@ -276,3 +277,26 @@ def test_a_worker_that_may_not_have_the_memory_is_a_fault_with_a_name(tmp_path: 
         for name in NODES:
             assert members.node_status(name).link.state == "joined"
         assert {process.name: process.pid for process in members.processes()} == pids
+
+
+def test_a_node_without_descriptors_gets_its_worker_when_there_are_some(tmp_path: Path) -> None:
+    node = {**TERMS["node"], "worker": {"restart_backoff_s": 0.2, "restart_backoff_max_s": 0.2}}
+    with federation(tmp_path, 2, **{**TERMS, "node": node}) as members:
+        process = members["node-0"]
+        with Client(process.socket) as client:
+
+            def worker() -> replies.WorkerStatus:
+                found = client.ask(requests.Status()).worker
+                assert found is not None
+                return found
+
+            pid = worker().pid
+            assert pid is not None
+            # What the old worker gives back is not enough for a new one.
+            _limit_descriptors(process, 0)
+            os.kill(pid, signal.SIGKILL)
+            until("starting it fails", lambda: worker().restarts > 2)
+            assert "Too many open files" in worker().reason, worker()
+            _limit_descriptors(process, None)
+            until("the worker is up", lambda: worker().state == "ready")
+        assert not _try_round(members)

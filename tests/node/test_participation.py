@@ -376,6 +376,17 @@ def test_edges_that_do_not_join_the_two_are_reported() -> None:
     assert said(actions) == ["EdgeLost"]
 
 
+def test_the_newest_death_of_a_worker_is_the_one_told_but_not_over_its_own_words() -> None:
+    play = Play().ready()
+    play.feed(WorkerLost("worker_fault", "killed"))
+    play.feed(WorkerLost("worker_fault", "it could not be started"))
+    assert play.state.worker.reason == "it could not be started"
+    play.feed(WorkerStarted())
+    play.feed(WorkerLost("dataset", "no such file"))
+    play.feed(WorkerLost("worker_fault", "exited with status 1"))
+    assert play.state.worker.reason == "no such file"
+
+
 def test_a_worker_that_dies_faults_the_round_and_is_used_again() -> None:
     play = Play().training()
     actions = play.feed(WorkerLost("worker_fault", "killed by SIGKILL"))
