@@ -169,6 +169,15 @@ def _write(chunk: bytes, into: memoryview) -> int:
 # ---- receiving ----
 
 
+def read_header(chunk: memoryview) -> BlobHeader:
+    """The header in the first chunk of a blob, for one whose receiver asks first what it is.
+
+    Raises:
+        FrameError, ContractViolation: not the header of a blob that this build reads.
+    """
+    return _decode_header(chunk)
+
+
 class BlobReader:
     """Takes the chunks of one blob in order and answers each with one event.
 

@@ -222,6 +222,7 @@ class Session:
     def round_ended(self, round_index: int, attempt: int) -> None:
         """The attempt is over: nothing more of it is taken in."""
         self._announcement = None
+        self._announced.set()
         self._announced = trio.Event()
         if self._receiving is not None and self._receiving_for == (round_index, attempt):
             self._receiving.cancel()
@@ -517,8 +518,12 @@ class Session:
     async def _receive_update(
         self, rx: RxEnd, first: tuple[SlotIndex, int], desk: Desk, spooler: Spooler
     ) -> None:
-        announced = await self._announcement_due()
-        at = (announced.round, announced.attempt)
+        header = blob.read_header(rx.region.slot(first[0])[: first[1]])
+        at = (header.round, header.attempt)
+        announced = await self._announcement_due(at, desk)
+        if announced is None:
+            await self._pass_over(rx, first, header)
+            return
         self._receiving_for = at
         with trio.CancelScope() as self._receiving:
             await self._spool(rx, first, announced, desk, spooler)
@@ -527,12 +532,34 @@ class Session:
             raise RoundError(f"round {at[0]} attempt {at[1]} ended before this update was in")
         self._receiving = None
 
-    async def _announcement_due(self) -> messages.Update:
+    async def _announcement_due(self, at: tuple[int, int], desk: Desk) -> messages.Update | None:
+        """The ``Update`` of the blob for ``at``; None once that attempt awaits none."""
         with trio.move_on_after(ANNOUNCEMENT_TIMEOUT_S):
-            while self._announcement is None:
+            while True:
+                now = self._announcement
+                if now is not None and (now.round, now.attempt) == at:
+                    return now
+                if desk.expects(self.node, *at):
+                    return None
                 await self._announced.wait()
-            return self._announcement
         raise RoundError(f"an update blob without an Update within {ANNOUNCEMENT_TIMEOUT_S:g} s")
+
+    async def _pass_over(
+        self, rx: RxEnd, first: tuple[SlotIndex, int], header: blob.BlobHeader
+    ) -> None:
+        """Read a blob that came too late to its end: the edge is sound, and the next is behind it.
+
+        Raises:
+            EdgeFault: its sender has given it up.
+        """
+        self.refused["late_update"] += 1
+        self.log.info("update.late", round=header.round, attempt=header.attempt)
+        rx.consumed(first[0])
+        left = len(range(header.offset, header.total_bytes, header.chunk_bytes)) + 1
+        for _ in range(left):
+            slot, extent = _inside_blob(await rx.receive())
+            rx.consumed(slot)
+            self.moved["update"] += extent
 
     async def _spool(
         self,

@@ -163,6 +163,38 @@ def other_round(opening: messages.RoundOpen) -> messages.RoundOpen:
     return msgspec.structs.replace(opening, round=opening.round + 1)
 
 
+async def test_an_update_that_is_late_is_passed_over_and_its_edge_kept(tmp_path: Path) -> None:
+    """A third node is lost and the attempt with it, while updates are on their way."""
+    async with (
+        bench(tmp_path, min_participants=3) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        async with coordinator.node("c") as c:
+            await coordinator.serving.wait_for_nodes(3)
+            a.nursery.start_soon(coordinator.serving.run_rounds, 1)
+            openings = {}
+            for node in (a, b, c):
+                openings[node.name] = await node.wait_for(messages.RoundOpen)
+                await node.bind(openings[node.name])
+            await coordinator.state(outer_round.Collecting)
+            early = a.words(1 << 20)
+            signature = await a.announce(openings["a"], early)
+        for node in (a, b):
+            await node.wait_for(messages.RoundClose, outcome="aborted")
+        edge = a.tx.spec.edge
+        await a.send(openings["a"], early, signature)
+        async with coordinator.node("d") as d, trio.open_nursery() as nursery:
+            for node in (b, d):
+                nursery.start_soon(node.take_part, 1 << 20)
+            close = await a.take_part(1 << 20)
+            assert (close.outcome, close.attempt) == ("closed", 1)
+            assert len(close.contributors) == 3
+        assert a.tx.spec.edge == edge
+        session = coordinator.rounds.sessions[a.me.node]
+        assert session.refused["late_update"] == 1
+
+
 async def test_a_malformed_blob_drops_its_sender_and_only_it(tmp_path: Path) -> None:
     async with (
         bench(tmp_path) as coordinator,
