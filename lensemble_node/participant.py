@@ -218,6 +218,7 @@ class Member:
                     epsilon=round(budget.spent, 4),
                     budget=budget.epsilon,
                     rounds_left=budget.rounds_left,
+                    clip_factor=signal.clip_factor,
                     reused=signal.reused,
                 )
             case _:

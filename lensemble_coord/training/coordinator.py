@@ -462,6 +462,14 @@ class Rounds:
 
     # ---- ends ----
 
+    def _note_spent(self, round_index: int, reported: list[float | None]) -> None:
+        """Record the largest epsilon that a contributor reports, and how many report one."""
+        spent = [epsilon for epsilon in reported if epsilon is not None]
+        if spent:
+            self.journal.note(
+                "privacy.spent", round=round_index, nodes=len(spent), epsilon=max(spent)
+            )
+
     async def _announce_close(self, action: outer_round.AnnounceClose) -> None:
         self._clear_spool()
         self._tell_close(
@@ -477,9 +485,10 @@ class Rounds:
                 contributors=action.contributors,
             ),
         )
-        for node in action.contributors:
-            for session in self.present((node,)):
-                session.activity.contributions += 1
+        here = self.present(action.contributors)
+        for session in here:
+            session.activity.contributions += 1
+        self._note_spent(action.round, [session.activity.epsilon for session in here])
         self._publish(
             RoundEnded(
                 action.round,

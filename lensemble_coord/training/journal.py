@@ -33,15 +33,18 @@ class Journal:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write what was noted until cancelled; the rest is written on the way out."""
         task_status.started()
+        held: list[dict[str, object]] = []
         try:
             while True:
-                first = await self._queued.receive()
+                held = [await self._queued.receive()]
                 await trio.sleep(BATCH_PAUSE_S)
-                await self._write([first, *self._drain()])
+                held += self._drain()
+                await self._write(held)
+                held = []
                 self.written.set()
                 self.written = trio.Event()
         finally:
-            rest = self._drain()
+            rest = held + self._drain()
             if rest:
                 with trio.CancelScope(shield=True):
                     await self._write(rest)

@@ -17,6 +17,7 @@ from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig, RoundsSection
+from lensemble_coord.training.ledger import Ledger
 from lensemble_local.simulate import Simulated, simulate
 from lensemble_node.config import NodeConfig
 from lensemble_node.worker.training.charges import PLACES, Account, Charges
@@ -73,6 +74,10 @@ def charges(place: Path, index: int) -> list[dict[str, object]]:
 def test_what_is_revealed_carries_the_noise_and_every_node_is_charged(tmp_path: Path) -> None:
     ended = federate(tmp_path, 2)
     assert (ended.completed, ended.contributors_per_round) == (True, (NODES, NODES))
+    events = Ledger(tmp_path / "hub" / "ledger.sqlite").events(0, 1000)
+    told = [each for row in events if (each := json.loads(row.event))["event"] == "privacy.spent"]
+    assert [(each["round"], each["nodes"]) for each in told] == [(0, NODES), (1, NODES)]
+    assert [round(float(each["epsilon"]), 2) for each in told] == [4.38, 6.57]
     state = open_checkpoint(tmp_path / "hub" / "checkpoints" / ended.digest).read()
     # Each adds sigma C / sqrt(3); the mean of the sum carries sigma C / 3, and two rounds add up.
     wanted = 0.01 / NODES * np.sqrt(2)
