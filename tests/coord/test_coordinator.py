@@ -19,6 +19,7 @@ from lensemble_coord import daemon
 from lensemble_coord.config import CoordinatorConfig, EdgesSection, ListenSection, RoundsSection
 from lensemble_coord.training import outer_round
 from tests.coord.scripted_node import ScriptedNode
+from tests.coord.tapped import TappedDriver
 
 TERMS = Workload(name="noop", task=NoopTask(parameters=5000), outer=Outer(lr=1.0, momentum=0.0))
 SMALL = EdgesSection(capacity_bytes=4096, slots=2, arena_bytes=1 << 24)
@@ -27,8 +28,10 @@ SMALL = EdgesSection(capacity_bytes=4096, slots=2, arena_bytes=1 << 24)
 class Bench:
     """A coordinator on a memory network, and as many scripted nodes as a test wants."""
 
-    def __init__(self, serving: daemon.Serving, network: MemoryNetwork, hub: str) -> None:
-        self.serving, self.network, self.hub = serving, network, hub
+    def __init__(
+        self, serving: daemon.Serving, network: MemoryNetwork, hub: str, tap: TappedDriver
+    ) -> None:
+        self.serving, self.network, self.hub, self.tap = serving, network, hub, tap
         self.rounds = serving.rounds
 
     @asynccontextmanager
@@ -65,8 +68,9 @@ async def bench(tmp_path: Path, **rules: object) -> AsyncIterator[Bench]:
     me = identity.generate()
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
-        serving = await nursery.start(daemon.serve, config, network.driver(me.node))
-        yield Bench(serving, network, me.node)
+        tap = TappedDriver(network.driver(me.node))
+        serving = await nursery.start(daemon.serve, config, tap)
+        yield Bench(serving, network, me.node, tap)
         nursery.cancel_scope.cancel()
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trio
 
 from lensemble import identity
@@ -168,33 +169,45 @@ async def _sends_and_is_silent(node: ScriptedNode) -> None:
     await node.wait_for(messages.UnmaskRequest)
 
 
-async def test_nothing_the_coordinator_keeps_shows_an_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize("aggregation", ["masked", "plain"])
+async def test_nothing_the_coordinator_receives_or_writes_shows_an_update(
+    tmp_path: Path, aggregation: str
+) -> None:
+    """With ``plain`` the very same search finds every update: it can find what is there."""
     async with (
-        bench(tmp_path, aggregation="masked", min_participants=3) as coordinator,
+        bench(tmp_path, aggregation=aggregation, min_participants=3) as coordinator,
         coordinator.node("a") as a,
         coordinator.node("b") as b,
         coordinator.node("c") as c,
     ):
         await coordinator.serving.wait_for_nodes(3)
-        seen: list[bytes] = []
+        values = {a: 0x01020304, b: 0x00020406, c: 0x00030609}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(coordinator.serving.run_rounds, 1)
-            nursery.start_soon(b.take_masked_part, 2)
-            nursery.start_soon(c.take_masked_part, 3)
-            opening = await a.wait_for(messages.RoundOpen)
-            await a.bind(opening)
-            await a.deal(opening)
-            await a.collect(opening)
-            words = a.masked(a.words(1))
-            signature = await a.announce(opening, words)
-            await a.send(opening, words, signature)
-            await coordinator.state(outer_round.Unmasking)
-            for spooled in coordinator.rounds.spooled_updates():
-                seen += [bytes(piece) for piece in spooled.pieces()]
-            await a.unmask(opening)
-        assert len(seen) == 3
-        for raw in seen:
-            counts = np.bincount(np.frombuffer(raw, dtype=np.uint8), minlength=256)
-            expected = len(raw) / 256
-            # 255 degrees of freedom: 400 is beyond the 1e-8 tail, a plain update is at 5 million.
-            assert float(((counts - expected) ** 2 / expected).sum()) < 400
+            for node, value in values.items():
+                part = node.take_masked_part if aggregation == "masked" else node.take_part
+                nursery.start_soon(part, value)
+            await coordinator.state(outer_round.Committing)
+            spooled = [
+                b"".join(bytes(piece) for piece in each.pieces())
+                for each in coordinator.rounds.spooled_updates()
+            ]
+        tap = coordinator.tap
+        written = [p.read_bytes() for p in (tmp_path / "state").rglob("*") if p.is_file()]
+        everything = [*tap.heard, *(f for each in tap.frames.values() for f in each), *written]
+        # Eight words in a row of an update occur by chance once in 2**256.
+        plain = [value.to_bytes(4, "little") * 8 for value in values.values()]
+        found = [pattern for pattern in plain if any(pattern in raw for raw in everything)]
+        assert found == (plain if aggregation == "plain" else [])
+        updates = [b"".join(each)[: 4 * 5000] for each in tap.frames.values()]
+        assert len(updates) == len(spooled) == 3
+        for raw in (*updates, *spooled):
+            # 255 degrees of freedom: 500 is beyond any chance; a plain update is at 10**6.
+            uniform = _chi_square(raw[-16384:]) < 500
+            assert uniform == (aggregation == "masked")
+
+
+def _chi_square(raw: bytes) -> float:
+    counts = np.bincount(np.frombuffer(raw, dtype=np.uint8), minlength=256)
+    expected = len(raw) / 256
+    return float(((counts - expected) ** 2 / expected).sum())
