@@ -34,11 +34,27 @@ TERMS = {
 }
 """Twelve kilobytes of model, every update spooled to disk, one attempt for a round."""
 
+MASKED = {
+    **TERMS,
+    "coordinator": {
+        **TERMS["coordinator"],
+        "rounds": {
+            "aggregation": "masked",
+            "min_participants": 3,
+            "max_attempts": 2,
+            "retry_backoff_s": 0.1,
+            "open_grace_s": 0.0,
+        },
+    },
+}
+
 
 @contextlib.contextmanager
-def crowded(root: Path, name: str, nbytes: int) -> Iterator[tuple[Federation, Room]]:
-    """A federation of two in which the state of ``name`` has a file system of its own."""
-    members = Federation(root, 2, **TERMS)
+def crowded(
+    root: Path, name: str, nbytes: int, terms: dict[str, dict[str, object]] = TERMS, nodes: int = 2
+) -> Iterator[tuple[Federation, Room]]:
+    """A federation in which the state of ``name`` has a file system of its own."""
+    members = Federation(root, nodes, **terms)
     with room(members[name].place / "state", nbytes) as place:
         members[name].command = [*place.command, *members[name].command]
         try:
@@ -49,12 +65,20 @@ def crowded(root: Path, name: str, nbytes: int) -> Iterator[tuple[Federation, Ro
             members.end()
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("terms", "nodes", "step"),
+    [
+        (TERMS, 2, 5),
+        pytest.param(TERMS, 2, 1, marks=pytest.mark.soak),
+        pytest.param(MASKED, 3, 2, marks=pytest.mark.soak),
+    ],
+    ids=["plain-some", "plain-every", "masked-half"],
+)
 def test_a_full_disk_of_the_coordinator_costs_rounds_and_nothing_else(
-    tmp_path: Path, step: int
+    tmp_path: Path, terms: dict[str, dict[str, object]], nodes: int, step: int
 ) -> None:
     """Whatever write is the first to find no room, from the ledger's to the last checkpoint's."""
-    with crowded(tmp_path, "coordinator", 8 << 20) as (members, place):
+    with crowded(tmp_path, "coordinator", 8 << 20, terms, nodes) as (members, place):
         pid, failures, closed = members.coordinator.pid, [], 0
         for pages in range(0, 45, step):
             place.leave(pages * PAGE)
