@@ -1,5 +1,6 @@
 """What both daemons do around their ``serve``: logs, signals, identity, endpoint, last words."""
 
+import argparse
 import ctypes
 import os
 import resource
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import trio
 
 from lensemble import files, identity, logs
@@ -19,6 +21,7 @@ from lensemble.settings import LogSection
 from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.driver import Driver
 from lensemble.transport.iroh_driver import IrohDriver
+from lensemble.version import BUILD
 
 EXIT_FATAL = 1
 EXIT_CONFIG = 2
@@ -55,6 +58,36 @@ class Configured(Protocol):
 
 
 Serve = Callable[..., Awaitable[None]]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A daemon's command: ``PROG CONFIG`` serves, ``PROG check CONFIG`` only looks.
+
+    ``part`` is what it is ("coordinator"); ``read`` gives the checked configuration of a file.
+    """
+
+    part: str
+    prog: str
+    description: str
+    read: Callable[[Path], Configured]
+    serve: Serve
+
+    def main(self, arguments: list[str] | None) -> int:
+        """Parse, check, serve; returns the exit status."""
+        parser = argparse.ArgumentParser(prog=self.prog, description=self.description)
+        parser.add_argument("--version", action="version", version=BUILD)
+        parser.add_argument("words", nargs="+", metavar="[check] CONFIG")
+        words = parser.parse_args(arguments).words
+        if len(words) > 2 or (len(words) == 2 and words[0] != "check"):
+            parser.error("give one configuration file, or `check` and one")
+        try:
+            config = self.read(Path(words[-1]))
+        except LensembleError as error:
+            return refuse(error)
+        if len(words) == 2:
+            sys.stdout.write(f"{words[-1]} is a valid configuration of a {self.part}.\n")
+            return 0
+        return run(self.part, config, self.serve)
 
 
 def run(part: str, config: Configured, serve: Serve) -> int:
