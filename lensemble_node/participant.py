@@ -85,6 +85,8 @@ class Member:
         self.progress: messages.Progress | None = None
         self.budget: signals.Budget | None = None
         self.clip_factor: float | None = None
+        self.field_use: float | None = None
+        self.releases = self.clipped = 0
         arena = Arena.create(config.edges.arena_bytes)
         worker = config.worker
         launch = supervisor.Launch(
@@ -209,20 +211,36 @@ class Member:
         match signal:
             case signals.Configured(budget=budget):
                 self.budget = budget
-            case signals.Trained(budget=signals.Budget() as budget):
-                self.budget, self.clip_factor = budget, signal.clip_factor
-                self._log.info(
-                    "privacy.charged",
-                    round=signal.round,
-                    attempt=signal.attempt,
-                    epsilon=round(budget.spent, 4),
-                    budget=budget.epsilon,
-                    rounds_left=budget.rounds_left,
-                    clip_factor=signal.clip_factor,
-                    reused=signal.reused,
-                )
+            case signals.Trained():
+                self._account_release(signal)
             case _:
                 return
+
+    def _account_release(self, signal: signals.Trained) -> None:
+        self.clip_factor, self.field_use = signal.clip_factor, signal.field_use
+        if not signal.reused:
+            self.releases += 1
+            self.clipped += signal.clip_factor is not None and signal.clip_factor < 1.0
+        self._log.info(
+            "release.made",
+            round=signal.round,
+            attempt=signal.attempt,
+            field_use=signal.field_use,
+            reused=signal.reused,
+        )
+        if (budget := signal.budget) is not None:
+            self.budget = budget
+            self._log.info(
+                "privacy.charged",
+                round=signal.round,
+                attempt=signal.attempt,
+                epsilon=round(budget.spent, 4),
+                budget=budget.epsilon,
+                rounds_left=budget.rounds_left,
+                clip_factor=signal.clip_factor,
+                clip_fraction=round(self.clipped / max(1, self.releases), 4),
+                reused=signal.reused,
+            )
 
     def _moved(self, state: participation.State) -> None:
         before, self.state = self.state, state

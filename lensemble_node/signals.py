@@ -250,6 +250,8 @@ class Trained(_Line, frozen=True, kw_only=True, tag=True):
     budget: Budget | None = None
     """With this release charged, durably, where the workload asks for privacy."""
     clip_factor: float | None = None
+    field_use: float | None = None
+    """The largest coordinate over the most that the field has room for; 1 would be refused."""
     """By which the update was scaled down to the norm that the workload allows."""
 
 

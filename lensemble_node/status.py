@@ -39,6 +39,7 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         privacy=_privacy(member),
         edges=tuple(_edge(end, moved) for end, moved in member.provisioner.ends()),
         refused=refused,
+        field_use=member.field_use,
         rss_bytes=rss_bytes("self"),
         alerts=_alerts(member),
     )
@@ -56,6 +57,7 @@ def _privacy(member: Member) -> replies.PrivacyStatus | None:
         releases=budget.releases,
         rounds_left=budget.rounds_left,
         clip_factor=member.clip_factor,
+        clip_fraction=member.clipped / member.releases if member.releases else None,
     )
 
 

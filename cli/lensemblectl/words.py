@@ -143,6 +143,8 @@ def budget_lines(privacy: replies.PrivacyStatus) -> list[str]:
     ]
     if privacy.clip_factor is not None and privacy.clip_factor < 1.0:
         lines.append(f"  the last update was clipped to {privacy.clip_factor:.3g} of its norm")
+    if privacy.clip_fraction is not None:
+        lines.append(f"  {privacy.clip_fraction:.0%} of the updates since the start were clipped")
     return lines
 
 

@@ -191,6 +191,8 @@ class PrivacyStatus(_Fact, frozen=True, kw_only=True):
     """Further releases under the workload's noise; 0 stops the federation."""
     clip_factor: float | None = None
     """By which the last update was scaled down; 1 if it was not, None if not known."""
+    clip_fraction: float | None = None
+    """Of the updates made since the daemon started; None before the first."""
 
 
 class RoundSummary(_Fact, frozen=True, kw_only=True):
@@ -252,6 +254,8 @@ class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
     """Index of the last round this node contributed to."""
     shares_norms: bool = False
     privacy: PrivacyStatus | None = None
+    field_use: float | None = None
+    """Of the last update: its largest coordinate over the most the field has room for."""
     """Where the workload asks for noise."""
     edges: tuple[EdgeStatus, ...] = ()
     refused: dict[str, int] = {}

@@ -445,12 +445,18 @@ class Rounds:
     ) -> outer_round.Diagnosed:
         count = len(action.contributors)
         try:
-            norm = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
+            found = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
         except LensembleError as error:
             # Diagnostics are for people; they never end a round.
             self.journal.note("round.undiagnosed", warn=True, round=at[0], reason=error.message)
         else:
-            self.log.info("round.diagnosed", round=at[0], attempt=at[1], mean_update_l2=norm)
+            self.journal.note(
+                "round.diagnosed",
+                round=at[0],
+                attempt=at[1],
+                mean_update_l2=found.mean_update_l2,
+                field_use=found.field_use,
+            )
         return outer_round.Diagnosed(*at)
 
     async def _commit(

@@ -21,6 +21,7 @@ from lensemble.errors import ConfigError, LedgerIntegrityError, StorageError
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.logs import logger
 from lensemble.params import ParamLayout
+from lensemble.secagg.field import reach
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.roster import Invitation
@@ -39,6 +40,16 @@ class Position(msgspec.Struct, frozen=True):
     round: int
     attempt: int
     digest: Digest
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What a revealed sum shows: the L2 norm of the mean update, and how full the field was.
+
+    ``field_use`` is the largest coordinate over the most that so many updates can reach.
+    """
+
+    mean_update_l2: float
+    field_use: float
 
 
 class Store:
@@ -199,14 +210,16 @@ class Store:
         facts = aggregate.derive_sum(updates, self.layout, self.workload.room, self.directory.sums)
         return facts.field_sum_digest
 
-    def diagnose(self, field_sum: Digest, contributors: int) -> float:
-        """The L2 norm of the mean update; for people, not part of the committed path."""
+    def diagnose(self, field_sum: Digest, contributors: int) -> Diagnosis:
+        """Look at the revealed sum, for people; not part of the committed path."""
         step = OuterStep(step_terms(self.workload, contributors))
-        square = 0.0
+        square, largest = 0.0, 0
         for words in aggregate.sum_pieces(self.directory.sum(field_sum), self.layout):
             mean = step.mean(np.frombuffer(words, dtype=np.uint32)).astype(np.float64)
             square += float(np.sum(mean * mean))
-        return math.sqrt(square)
+            signed = np.frombuffer(words, dtype=np.int32)
+            largest = max(largest, int(signed.max()), -int(signed.min()))
+        return Diagnosis(math.sqrt(square), largest / reach(self.workload.room, contributors))
 
     def commit(
         self,

@@ -22,6 +22,7 @@ from lensemble.errors import (
 )
 from lensemble.ids import Digest, FederationId
 from lensemble.params import ParamLayout
+from lensemble.secagg.field import bound
 from lensemble.secagg.masks import WORD_BYTES, Term
 from lensemble.version import BUILD
 from lensemble.workload import NoopTask, Workload, layout
@@ -92,6 +93,7 @@ class Desk:
         self.workload = workload
         self.layout: ParamLayout = layout(workload)
         self.steps = workload.inner.steps
+        self.largest = bound(workload.room)
         self.masked = configure.masked
         self.trainer = Trainer(
             workload,
@@ -402,6 +404,7 @@ class Worker:
                 loss_last=released.loss_last,
                 budget=_budget(desk.trainer),
                 clip_factor=released.clip_factor,
+                field_use=released.max_abs / desk.largest,
             )
         )
 

@@ -301,3 +301,29 @@ async def test_a_restarted_coordinator_goes_on_with_the_run(tmp_path: Path) -> N
             while coordinator.serving.store.run is not None:
                 await coordinator.rounds.changed.wait()
         assert coordinator.serving.store.tail().round == 2
+
+
+async def test_how_full_the_field_was_is_an_event_of_each_round(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(b.take_part, 1 << 22)
+            await a.take_part(1 << 20)
+        found: list[replies.EventRow] = []
+        while not found:
+            written = coordinator.rounds.journal.written
+            rows = [
+                row
+                async for row in coordinator.serving.answers.answer(requests.Events(limit=50))
+                if isinstance(row, replies.EventRow)
+            ]
+            found = [row for row in rows if row.event == "round.diagnosed"]
+            if not found:
+                await written.wait()
+        most = 2 * (((1 << 31) - 1) // TERMS.field.n_max)
+        assert found[0].fields["field_use"] == ((1 << 20) + (1 << 22)) / most

@@ -87,6 +87,8 @@ def test_what_is_released_is_clipped_and_noised(tmp_path: Path) -> None:
     assert done.clip_factor == pytest.approx(0.01 / (NOOP_REACH * np.sqrt(20_000 / 3)), rel=0.02)
     difference = worlds.delta(done.vector, workload)
     assert difference.std() == pytest.approx(0.03, rel=0.03)
+    (line,) = (tmp_path / "privacy" / "ledger.jsonl").read_text().splitlines()[-1:]
+    assert f'"clip_factor":{done.clip_factor!r}' in line
     restarted = trainer(workload, tmp_path)
     again = restarted.train(initial_parameters(workload), **worlds.order(workload))
     assert again.clip_factor == done.clip_factor
@@ -226,6 +228,8 @@ def test_a_worker_says_what_is_spent_and_stops_at_the_budget(tmp_path: Path) -> 
             trained = w.train((index, 0), digest)
             assert trained.budget is not None
             spent.append((round(trained.budget.spent, 2), trained.budget.rounds_left))
+            assert trained.field_use is not None
+            assert 0 < trained.field_use < 1
             w.tell(signals.Close(round=index, digest=digest, adopt=True))
             assert w.hear() == signals.Closed(round=index, adopted=True)
         assert spent == [(4.38, 1), (6.57, 0)]

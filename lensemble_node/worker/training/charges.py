@@ -48,6 +48,7 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     attempt: int
     release: str
+    clip_factor: float | None = None
     note: str = ""
 
 
@@ -127,7 +128,13 @@ class Charges:
 
     # ---- charging ----
 
-    def charge(self, release: Digest, round_index: int, attempt: int) -> None:
+    def charge(
+        self,
+        release: Digest,
+        round_index: int,
+        attempt: int,
+        clip_factor: float | None = None,
+    ) -> None:
         """Make the charge of ``release`` durable, once: charging it again changes nothing.
 
         Raises:
@@ -138,7 +145,8 @@ class Charges:
         if any(charge.release == release for charge in self._charges):
             return
         self.require_room()
-        self._append(self._charge(release, round_index, attempt))
+        charge = self._charge(release, round_index, attempt)
+        self._append(msgspec.structs.replace(charge, clip_factor=clip_factor))
         self._room -= 1
 
     def _charge(self, release: str, round_index: int, attempt: int, note: str = "") -> Charge:

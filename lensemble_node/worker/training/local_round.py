@@ -237,7 +237,9 @@ class Trainer:
 
     def _answer(self, sidecar: Sidecar, *, reused: bool) -> Release:
         if (charges := self._required_charges()) is not None:
-            charges.charge(sidecar.vector, sidecar.round_index, sidecar.attempt)
+            charges.charge(
+                sidecar.vector, sidecar.round_index, sidecar.attempt, sidecar.clip_factor
+            )
         return Release(
             self._store.vector(sidecar.round_index),
             sidecar.l2_norm,
