@@ -52,6 +52,9 @@ PHASE_TIMERS = (Timer.OPEN, Timer.GRACE, Timer.SHARE, Timer.COLLECT, Timer.UNMAS
 """What may run while a round is in flight; all are cancelled when it aborts."""
 
 
+UNUSABLE_SUMS = frozenset({"secure_aggregation", "aggregation"})
+"""Why a masked sum cannot be used: its masks do not come off, or no honest updates make it."""
+
 STOPPING_CODES = frozenset({"dp_budget_exceeded"})
 """What a node may say that ends the run: going on without it would spend what it cannot."""
 
@@ -954,8 +957,8 @@ def _fail(state: State, event: StepFailed) -> Step[State, Action]:
 
 
 def _is_revealed(state: Aggregating | Aligning | Committing, event: StepFailed) -> bool:
-    """Whether a masked sum is known, or could be: only masks that do not come off keep it."""
-    return state.ground.rules.masked and event.code != "secure_aggregation"
+    """Whether a masked sum is known and sound, so that nothing but our own work is wanting."""
+    return state.ground.rules.masked and event.code not in UNUSABLE_SUMS
 
 
 def _may_try_again(state: Aggregating | Committing, event: StepFailed) -> bool:

@@ -130,6 +130,38 @@ async def test_wrong_shares_are_named_and_never_make_a_wrong_sum(tmp_path: Path)
         )
 
 
+async def test_an_update_out_of_range_aborts_and_is_never_committed(tmp_path: Path) -> None:
+    """Masked, nobody can say whose it was; the sum is one that honest updates cannot have."""
+    async with (
+        bench(
+            tmp_path,
+            aggregation="masked",
+            min_participants=3,
+            max_attempts=2,
+            retry_backoff_s=0.0,
+        ) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+    ):
+        await coordinator.serving.wait_for_nodes(3)
+        before = coordinator.serving.digest
+        ended = []
+
+        async def run() -> None:
+            ended.append(await coordinator.serving.run_rounds(1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            for _ in range(2):
+                async with trio.open_nursery() as attempt:
+                    for node, value in ((a, 1), (b, 2), (c, 0x70000000)):
+                        attempt.start_soon(node.take_masked_part, value)
+        assert (ended[0].completed, ended[0].code) == (False, "aggregation")
+        assert coordinator.serving.digest == before
+        assert coordinator.serving.closed_rounds == []
+
+
 async def test_after_an_unmask_request_older_releases_are_declared_spent(tmp_path: Path) -> None:
     async with (
         bench(
