@@ -170,7 +170,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "edges": st.lists(st.integers(0, MAX_EDGE_ID), max_size=256).map(tuple),
     "l2_norm": st.none() | st.floats(allow_nan=False),
     "loss": st.none() | st.floats(allow_nan=False),
-    "epsilon": st.none() | st.floats(allow_nan=False),
+    "epsilon": st.none() | st.floats(0.0, allow_nan=False),
     "signature": st.binary(min_size=64, max_size=64),
     "commitments": st.binary(max_size=64),
     "shares": st.binary(max_size=64),

@@ -56,7 +56,7 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "reused": st.booleans(),
     "l2_norm": st.none() | st.floats(allow_nan=False),
     "loss": st.none() | st.floats(allow_nan=False),
-    "epsilon": st.none() | st.floats(allow_nan=False),
+    "epsilon": st.none() | st.floats(0.0, allow_nan=False),
     "digest": hashes,
     "dataset_root": hashes,
     "reason": sentences,
