@@ -222,3 +222,24 @@ def test_a_run_is_refused_with_the_numbers() -> None:
     with pytest.raises(PrivacyBudgetExceeded, match=r"after the 2 that closed before.*for 0 more"):
         plan.require_covered(private(), 2, 1)
     plan.require_covered(Workload(), 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "prv", "opacus"),
+    [
+        (1.0, 1.0, 1, 4.3772, 4.3874),
+        (1.0, 1.0, 10, 17.8566, 17.8673),
+        (6.002, 1.0, 100, 8.0005, 8.0109),
+        (2.0, 0.1, 1000, 8.2793, 8.2897),
+        (4.0, 0.1, 1000, 3.4443, 3.4545),
+        (1.0, 0.01, 1000, 1.8282, 1.8384),
+        (1.0, 0.1, 100, 7.0473, 7.0571),
+    ],
+)
+def test_two_other_libraries_say_the_same_to_one_percent(
+    sigma: float, rate: float, steps: int, prv: float, opacus: float
+) -> None:
+    """At delta 1e-5, as prv-accountant 0.2.0 and the PRV accountant of opacus 1.6.0 print it."""
+    ours = epsilon({Mechanism(sigma, rate): steps}, 1e-5)
+    assert ours == pytest.approx(prv, rel=0.01)
+    assert ours == pytest.approx(opacus, rel=0.01)
