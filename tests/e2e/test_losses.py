@@ -22,9 +22,21 @@ TERMS = {
 """One second of training; losses are noticed as they are by default."""
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_killed_node_is_left_out_and_takes_part_again(tmp_path: Path, times: int) -> None:
-    with federation(tmp_path, NODES, **TERMS) as members:
+@pytest.mark.parametrize(
+    ("aggregation", "times"),
+    [
+        ("masked", 2),
+        ("plain", 2),
+        pytest.param("masked", 20, marks=pytest.mark.soak),
+        pytest.param("plain", 20, marks=pytest.mark.soak),
+    ],
+)
+def test_a_killed_node_is_left_out_and_takes_part_again(
+    tmp_path: Path, aggregation: str, times: int
+) -> None:
+    rules = {**TERMS["coordinator"]["rounds"], "aggregation": aggregation, "min_participants": 3}
+    terms = {**TERMS, "coordinator": {**TERMS["coordinator"], "rounds": rules}}
+    with federation(tmp_path, NODES, **terms) as members:
         figures = [_kill_and_return(members, f"node-{n % NODES}", n) for n in range(times)]
     print("kill to close, start to edges ready (s):", *(f"{c:.2f}/{b:.2f}" for c, b in figures))
     assert all(closed < 5.0 for closed, _ in figures), figures
