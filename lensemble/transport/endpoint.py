@@ -77,6 +77,7 @@ class EndpointDriver:
             self._nursery = None
             for link in self._links.values():
                 link.lose("shut down")
+            self._links.clear()
             with trio.CancelScope(shield=True):
                 await self._raw.close()
 

@@ -216,6 +216,8 @@ class IrohEndpoint:
             )
 
     async def start(self) -> None:
+        # An earlier endpoint of this process may have been bound to the same address.
+        iroh_loop.release()
         idle = [version for version in (4, 6) if version not in self._families]
         filler = tuple(_LOOPBACK[version] for version in idle if _has_loopback(version))
         options = iroh.EndpointOptions(

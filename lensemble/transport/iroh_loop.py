@@ -8,6 +8,7 @@ This is the only module that knows the binding's private names.  ``install`` che
 """
 
 import ctypes
+import gc
 import importlib.metadata
 import struct
 from collections import deque
@@ -243,6 +244,15 @@ def _late_free(free: Callable[..., Any]) -> Callable[[Any], None]:
             _grave.append((free, handle))
 
     return finalise
+
+
+def release() -> None:
+    """Free every handle that nothing refers to any more; on a trio thread, outside of callbacks.
+
+    A socket stays bound as long as any handle of its endpoint lives, closed or not.
+    """
+    gc.collect()
+    _bury()
 
 
 def _bury() -> None:
