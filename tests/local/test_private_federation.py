@@ -116,7 +116,10 @@ def test_a_node_that_has_spent_its_budget_stops_the_federation(tmp_path: Path) -
     ended = federate(again, 1)
     assert (ended.completed, ended.rounds_closed) == (False, 0)
     assert "one more release would bring this node's epsilon from 6.573 to 8.385" in ended.reason
-    assert [len(charges(again, index)) for index in range(NODES)] == [2, 2, 2]
+    first_node, spent, last_node = (len(charges(again, index)) for index in range(NODES))
+    assert spent == 2
+    # The others had one charge, and one more if they were done before the stop reached them.
+    assert {first_node, last_node} <= {1, 2}
 
 
 def _node(state: Path) -> str:
