@@ -30,6 +30,7 @@ CACHE_NAME = "dataset.json"
 _OBSERVATION, _NEXT, _ACTION = "observation", "next_observation", "action"
 
 Floats = NDArray[np.float32]
+Images = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,53 @@ class Dataset:
             columns = {key: hdf5.column(self._file, span) for key, span in episode.columns.items()}
             yield merkle.leaf(columns)
 
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of ``images``; None without an image column."""
+        keys = self._image_columns()
+        if not keys:
+            return None
+        shapes = [self._episodes[0].columns[key].row_shape or () for key in keys]
+        height, width = shapes[0][:2]
+        return height, width, sum(shape[2] for shape in shapes)
+
+    def images(self, index: int, start: int, stop: int) -> Images:
+        """Pictures of states ``start`` to ``stop`` of an episode: uint8 (n, height, width, channels).
+
+        Raises:
+            DatasetError: no image column, or rows that cannot be read.
+        """
+        keys = self._image_columns()
+        if not keys:
+            raise DatasetError(
+                f"{self.source.path} has no image column, or several and none is named",
+                "Name the columns to use in `image_keys`.",
+            )
+        parts = []
+        for key in keys:
+            span = self._span(index, key)
+            rows = hdf5.read(self._file, span.part(start, min(stop, span.rows)))
+            if stop > span.rows:
+                after = self._span(index, self._next(key))
+                last = hdf5.read(self._file, after.part(after.rows - 1, after.rows))
+                rows = np.concatenate([rows, last])
+            parts.append(rows.astype(np.uint8))
+        return np.concatenate(parts, axis=-1)
+
     # ---- structure ----
+
+    def _image_columns(self) -> tuple[str, ...]:
+        if self.source.image_keys:
+            return tuple(f"{_OBSERVATION}.{key}" for key in self.source.image_keys)
+        columns = self._episodes[0].columns
+        found = [
+            key
+            for key, span in columns.items()
+            if key.split(".", 1)[0] == _OBSERVATION
+            and span.dtype == np.uint8
+            and len(span.row_shape or ()) == 3
+        ]
+        return tuple(found) if len(found) == 1 else ()
 
     def _observation_columns(self) -> tuple[str, ...]:
         columns = self._episodes[0].columns
@@ -297,13 +344,33 @@ class Windows:
         Raises:
             DatasetError: as ``Dataset.episode``.
         """
-        episodes = np.searchsorted(self._ends, numbers, side="right")
-        starts = numbers - np.concatenate([[0], self._ends])[episodes]
+        episodes, starts = self._places(numbers)
         cuts = [
             self._dataset.cut(int(episode), int(start), self._span)
             for episode, start in zip(episodes, starts, strict=True)
         ]
         return np.stack([c.observations for c in cuts]), np.stack([c.actions for c in cuts])
+
+    def images(self, numbers: NDArray[np.int64]) -> Images:
+        """The pictures of the windows: uint8 (n, span + 1, height, width, channels).
+
+        Read from storage on every call, whatever is held in memory.
+
+        Raises:
+            DatasetError: no image column, or rows that cannot be read.
+        """
+        episodes, starts = self._places(numbers)
+        stop = self._span + 1
+        return np.stack(
+            [
+                self._dataset.images(int(episode), int(start), int(start) + stop)
+                for episode, start in zip(episodes, starts, strict=True)
+            ]
+        )
+
+    def _places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        episodes = np.searchsorted(self._ends, numbers, side="right")
+        return episodes, numbers - np.concatenate([[0], self._ends])[episodes]
 
 
 def open_dataset(source: DataSource, resident_bytes: int = RESIDENT_BYTES) -> Dataset:

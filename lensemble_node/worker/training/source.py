@@ -6,11 +6,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DataSource:
-    """A file of trajectories.
+    """Trajectories in a file or a directory, and what to take from them.
 
-    Without ``observation_keys``, every float vector among the observations is used, keys sorted.
+    ``observation_keys``: state columns, concatenated in this order; none given, every float vector
+    among the observations, keys sorted.  ``image_keys``: image columns, their channels concatenated
+    in this order; none given, the only one there is, if there is just one.  ``action_keys``: action
+    columns; none given, ``action`` or every ``action.KEY``, sorted.  ``embodiment``: which one,
+    where the data name them.  ``format``: a layout, or ``auto``.
     """
 
     path: Path
     observation_keys: tuple[str, ...] = ()
     embodiment: str = ""
+    image_keys: tuple[str, ...] = ()
+    action_keys: tuple[str, ...] = ()
+    format: str = "auto"
