@@ -152,6 +152,7 @@ class Withdrawn(msgspec.Struct, frozen=True, tag=True):
     open: RoundOpen
     code: str
     reason: str
+    remediation: str = ""
 
 
 Unmasking: TypeAlias = Asked | Agreed | Spending | Answered
@@ -639,6 +640,24 @@ def _refuse(state: Active, reason: str, remediation: str = "") -> Step[State, Ac
 
 # ---- what goes wrong ----
 
+OUTWARD = {
+    "checkpoint_integrity": "what the node keeps between rounds is damaged",
+    "config": "the node's configuration does not fit the workload",
+    "dataset": "the node's data set cannot be used",
+    "dp_budget_exceeded": "the node's privacy budget has no room for another release",
+    "field_bound_exceeded": "the node's update does not fit the field",
+    "out_of_memory": "the node's worker was refused memory",
+    "probe": "the node's probe cannot be used",
+    "storage": "the node's storage failed",
+    "training_diverged": "the node's local training diverged",
+}
+"""What the coordinator is told of a failure inside this node, by code.
+
+The worker's own words name files, episodes and columns: they stay in the node's status and log.
+"""
+
+_ASK_ITS_OPERATOR = "The node's own status and log say more: ask its operator."
+
 
 def _cut(state: State, event: EdgeTorn | Turned) -> Step[State, Action]:
     """What was promised cannot be kept any more, and the coordinator knows it."""
@@ -662,9 +681,10 @@ def _cut(state: State, event: EdgeTorn | Turned) -> Step[State, Action]:
 def _fail(state: State, code: str, reason: str, remediation: str) -> Step[State, Action]:
     if isinstance(state, Idle | Sent | Asked | Answered | Withdrawn):
         return state, ()
-    torn = (Tear(reason),) if isinstance(state, Fetching | Sending) else ()
-    after = Withdrawn(state.open, code, reason)
-    return after, (Decline(state.open, code, reason, remediation), *torn)
+    outward = OUTWARD.get(code, "the node's worker failed")
+    torn = (Tear(outward),) if isinstance(state, Fetching | Sending) else ()
+    after = Withdrawn(state.open, code, reason, remediation)
+    return after, (Decline(state.open, code, outward, _ASK_ITS_OPERATOR), *torn)
 
 
 def _again(state: State, opened: RoundOpen) -> bool:

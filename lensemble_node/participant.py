@@ -28,7 +28,7 @@ from lensemble.ticket import Membership
 from lensemble.transport.driver import Driver, LinkFacts
 from lensemble.transport.ends import ArenaLeases
 from lensemble.version import BUILD
-from lensemble.wire import codec, messages
+from lensemble.wire import codec, messages, stages
 from lensemble_node import attempt, egress, home, participation, provision, signals, supervisor
 from lensemble_node.call import Call
 from lensemble_node.config import NodeConfig
@@ -265,13 +265,14 @@ class Member:
                     round=now.open.round,
                     attempt=now.open.attempt,
                 )
-            case attempt.Withdrawn(code=code, reason=reason):
+            case attempt.Withdrawn(code=code, reason=reason, remediation=remediation):
                 self._log.warning(
                     "round.withdrawn",
                     round=now.open.round,
                     attempt=now.open.attempt,
                     code=code,
                     reason=reason,
+                    remediation=remediation,
                 )
             case _:
                 return
@@ -314,7 +315,13 @@ class Member:
             case participation.Finish():
                 self.finished.set()
             case _:
-                self._provision(action)
+                self._on_edges(action)
+
+    def _on_edges(self, action: participation.OnEdges | participation.Stage) -> None:
+        if isinstance(action, participation.Stage):
+            self._refuse_stage(action.order)
+        else:
+            self._provision(action)
 
     def _provision(
         self,
@@ -465,6 +472,22 @@ class Member:
                 round=asked.round,
                 attempt=asked.attempt,
                 signature=signature.hex(),
+            )
+        )
+
+    # ---- stages ----
+
+    def _refuse_stage(self, order: stages.StageOrder) -> None:
+        self._say(
+            stages.StageRefused(
+                federation=order.federation,
+                epoch=order.epoch,
+                run=order.run,
+                run_epoch=order.run_epoch,
+                stage=order.stage,
+                field="inference",
+                have="this node hosts no stages",
+                want="a node that does",
             )
         )
 

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import re
 import resource
 import signal
 import socket
@@ -145,8 +144,7 @@ def test_a_full_disk_of_a_node_costs_it_rounds_and_nothing_else(tmp_path: Path, 
         pid = members["node-0"].pid
         place.leave(pages * PAGE)
         reason = _try_round(members)
-        assert "no room" in reason, reason
-        assert "are free" in reason, reason
+        assert "the node's storage failed" in reason, reason
         link = members.node_status("node-0").link
         assert link.state == "joined", link
         place.empty()
@@ -295,9 +293,8 @@ def test_a_worker_that_may_not_have_the_memory_is_a_fault_with_a_name(tmp_path: 
         members.run(1)
         ended = members.wait_rest(60.0)
         assert not members.closed()
-        # The mapping of a file was refused, or an allocation.
-        assert re.search("no memory for|ran out of memory", ended.round.reason), ended
-        assert "are free" not in ended.round.reason
+        # Whether the mapping of a file was refused or an allocation is the nodes' own affair.
+        assert "the node's worker was refused memory" in ended.round.reason, ended
         for name in NODES:
             assert members.node_status(name).link.state == "joined"
         assert {process.name: process.pid for process in members.processes()} == pids

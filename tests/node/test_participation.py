@@ -1,3 +1,5 @@
+import re
+
 import msgspec
 import pytest
 
@@ -398,14 +400,14 @@ def test_a_worker_that_dies_faults_the_round_and_is_used_again() -> None:
     assert play.say(CONFIGURED) == (Provide(pair(200)),)
 
 
-def test_a_round_asked_of_a_node_without_a_worker_is_declined_with_the_reason() -> None:
+def test_a_round_asked_of_a_node_without_a_worker_is_declined_with_the_kind_of_reason() -> None:
     play = Play().ready()
     play.feed(WorkerLost("dataset", "no such file: data.hdf5", "Correct data.path."))
     (declined,) = play.hear(round_open())
     assert isinstance(declined, Say)
     assert isinstance(declined.message, messages.Fault)
-    assert declined.message.reason == "no such file: data.hdf5"
-    assert declined.message.remediation == "Correct data.path."
+    assert declined.message.reason == "the node's data set cannot be used"
+    assert "status" in declined.message.remediation
 
 
 def test_a_close_is_owed_until_the_worker_has_done_it() -> None:
@@ -552,6 +554,33 @@ def test_a_worker_failure_while_sending_gives_the_edges_up() -> None:
     actions = play.say(failed)
     assert said(actions) == ["Fault"]
     assert any(isinstance(action, DropEdges) for action in actions)
+
+
+SAID = "/home/ann/arm.hdf5: demo_3 (index 3) column 'observation.speed' row 7 is NaN"
+
+
+@pytest.mark.parametrize("code", ["dataset", "storage", "worker_fault", "of_a_user"])
+@pytest.mark.parametrize("at_start", [True, False])
+def test_the_words_of_the_worker_stay_on_the_node(code: str, at_start: bool) -> None:
+    play = Play().ready()
+    if at_start:
+        play.feed(WorkerLost(code, SAID, "Repair /home/ann/arm.hdf5."))
+        (fault,) = faults(play.hear(round_open()))
+    else:
+        play.hear(round_open())
+        words = {"message": SAID, "remediation": "Repair /home/ann/arm.hdf5."}
+        (fault,) = faults(play.say(signals.Failed(code=code, round=0, attempt=0, **words)))
+    assert fault.code == code
+    assert not {"ann", "demo_3", "speed", "row"} & set(re.findall(r"\w+", str(play.actions)))
+    assert fault.reason == attempt.OUTWARD.get(code, "the node's worker failed")
+    here = play.joined.attempt
+    assert isinstance(here, attempt.Withdrawn)
+    assert (here.code, here.reason) == (code, SAID)
+
+
+def faults(actions: tuple[participation.Action, ...]) -> list[messages.Fault]:
+    said = [action.message for action in actions if isinstance(action, participation.Say)]
+    return [message for message in said if isinstance(message, messages.Fault)]
 
 
 def test_a_worker_that_does_not_answer_is_ended() -> None:

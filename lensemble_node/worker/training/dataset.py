@@ -180,7 +180,7 @@ class Dataset:
         return height, width, sum(shape[2] for shape in shapes)
 
     def images(self, index: int, start: int, stop: int) -> Images:
-        """Pictures of states ``start`` to ``stop`` of an episode: uint8 (n, height, width, channels).
+        """Pictures of states ``start`` to ``stop`` of an episode: uint8 (n, *image_shape).
 
         Raises:
             DatasetError: no image column, or rows that cannot be read.
