@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,6 +21,11 @@ from lensemble.seeds import derive
 NOISE_TAIL = 8.5
 """Standard deviations of noise that the field has room for: 25 million draws in each of a thousand
 rounds all stay within with a probability of 1 - 5e-7."""
+
+
+UNSAID_AT_DEFAULT = ("gauge", "objective.anchor")
+"""Keys that canonical JSON leaves out at their default, so that a workload that does without them
+has the same hash in every build."""
 
 
 class _Terms(BaseModel):
@@ -75,10 +80,13 @@ class Objective(_Terms):
     lambda_pred: float = Field(default=1.0, ge=0)
     lambda_sig: float = Field(default=5.12, ge=0)
     lambda_anc: float = Field(default=0.0, ge=0)
+    anchor: Literal["landmark", "rotation"] = "landmark"
+    """``landmark``: squared distance of the landmarks from their targets.  ``rotation``: squared
+    distance from the identity of the rotation that fits them to their targets best."""
     sketch_dim: int = Field(default=128, ge=1, le=4096)
     knots: int = Field(default=17, ge=2, le=129)
     probe_hash: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """Of the public probe that the anchor pulls towards; each node holds the file itself."""
+    """Of the public probe of anchor and gauge; each node holds the file itself."""
 
     @model_validator(mode="after")
     def _anchored_to_something(self) -> "Objective":
@@ -87,6 +95,23 @@ class Objective(_Terms):
                 "lambda_anc is above 0, so probe_hash must name the federation's probe"
             )
         return self
+
+
+class Gauge(_Terms):
+    """Turning a node's latents back into the frame of the round's start, before it releases.
+
+    The probe of ``objective.probe_hash`` says how they have turned; without ``align`` that is
+    measured and nothing done about it.
+    """
+
+    align: bool = False
+    rho: float = Field(default=0.3, ge=0, le=100)
+    """Pull towards not turning at all, in mean variances of a latent dimension."""
+    threshold_degrees: float = Field(default=15.0, ge=0, le=180)
+    """Turn only above this root mean square of the principal angles."""
+    limit: float = Field(default=0.0, ge=0, le=1e6)
+    """Release nothing further from the frame than this after turning, in latent variances of the
+    round's start; 0: whatever the distance.  Unrelated latents are 2 apart."""
 
 
 class Outer(_Terms):
@@ -193,6 +218,15 @@ class Workload(_Terms):
     field: FieldTerms = FieldTerms()
     privacy: Privacy = Privacy()
     release: Release = Release()
+    gauge: Gauge = Gauge()
+
+    @model_validator(mode="after")
+    def _aligned_on_something(self) -> "Workload":
+        if self.gauge.align and not self.objective.probe_hash:
+            raise ValueError(
+                "gauge.align is true, so objective.probe_hash must name the federation's probe"
+            )
+        return self
 
     @model_validator(mode="after")
     def _field_leaves_room(self) -> "Workload":
@@ -232,14 +266,27 @@ class Workload(_Terms):
         return NoisyField(terms.k, terms.n_max, private.clip_norm, NOISE_TAIL * private.noise_sd)
 
     def canonical(self) -> bytes:
-        """Sorted compact ASCII JSON of every key."""
+        """Sorted compact ASCII JSON of every key but ``UNSAID_AT_DEFAULT``."""
         tree = self.model_dump(mode="json")
+        for path in UNSAID_AT_DEFAULT:
+            _leave_out_default(tree, self, path.split("."))
         return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @property
     def digest(self) -> Digest:
         """``config_hash``: SHA-256 of the canonical JSON."""
         return Digest(hashlib.sha256(self.canonical()).hexdigest())
+
+
+def _leave_out_default(tree: dict[str, Any], terms: BaseModel, path: list[str]) -> None:
+    key, *rest = path
+    if key not in tree:
+        return
+    value = getattr(terms, key)
+    if rest:
+        _leave_out_default(tree[key], value, rest)
+    elif value == type(terms).model_fields[key].default:
+        del tree[key]
 
 
 def parameter_shapes(task: WorldModelTask | NoopTask) -> dict[str, tuple[int, ...]]:

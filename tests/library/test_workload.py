@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lensemble.workload import (
+    UNSAID_AT_DEFAULT,
     FieldTerms,
+    Gauge,
     Inner,
     NoisyField,
     NoopTask,
@@ -41,12 +43,41 @@ def test_the_defaults_are_a_contract() -> None:
 
 
 def test_canonical_is_sorted_compact_ascii_json_of_every_key() -> None:
-    workload = Workload(name="arm-2", root_seed=7)
+    workload = Workload(
+        name="arm-2",
+        root_seed=7,
+        gauge=Gauge(align=True),
+        objective=Objective(probe_hash="ab" * 32, anchor="rotation"),
+    )
     text = workload.canonical().decode("ascii")
     tree = json.loads(text)
     assert text == json.dumps(tree, sort_keys=True, separators=(",", ":"))
     assert set(tree) == set(Workload.model_fields)
     assert workload.digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("path", UNSAID_AT_DEFAULT)
+def test_a_key_at_its_default_may_be_unsaid_and_counts_otherwise(path: str) -> None:
+    *sections, key = path.split(".")
+    tree = json.loads(Workload().canonical())
+    for section in sections:
+        tree = tree[section]
+    assert key not in tree
+
+
+def test_what_is_unsaid_at_its_default_changes_the_hash_when_it_is_set() -> None:
+    probe = Objective(probe_hash="ab" * 32)
+    plain = Workload(objective=probe)
+    turned = Workload(objective=probe, gauge=Gauge(align=True))
+    rotation = Workload(objective=probe.model_copy(update={"anchor": "rotation"}))
+    assert len({plain.digest, turned.digest, rotation.digest}) == 3
+    for each in (plain, turned, rotation):
+        assert Workload.model_validate_json(each.canonical()) == each
+
+
+def test_alignment_needs_a_probe() -> None:
+    with pytest.raises(ValidationError, match=r"gauge.align is true.*objective.probe_hash"):
+        Workload(gauge=Gauge(align=True))
 
 
 @given(

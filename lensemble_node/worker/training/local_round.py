@@ -10,12 +10,13 @@ of: checked against the budget, trained, written, charged, and only then handed 
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NotRequired, TypedDict, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lensemble import merkle, seeds
 from lensemble.errors import (
@@ -32,6 +33,7 @@ from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector, encode
 from lensemble.workload import NoopTask, Workload, layout
 from lensemble_node.worker.training.charges import Account, Charges, Standing
+from lensemble_node.worker.training.gauge import Alignment, Drift
 from lensemble_node.worker.training.local_store import Cursor, LocalStore, Sidecar
 from lensemble_node.worker.training.noise import Entropy, SecretNoise
 from lensemble_node.worker.training.protect import Protection
@@ -66,6 +68,7 @@ class Release:
 
     Norm and peak are those of the difference it encodes.  ``reused``: trained by an earlier call.
     ``clip_factor``: by which the difference was scaled to the workload's norm; None unclipped.
+    ``drift``: how the latents' frame has turned; None without a probe.
     """
 
     vector: FieldVector
@@ -75,6 +78,7 @@ class Release:
     loss_last: float
     reused: bool
     clip_factor: float | None = None
+    drift: Drift | None = None
 
 
 class Trainer:
@@ -180,7 +184,8 @@ class Trainer:
         Raises:
             ContractViolation: ``prior`` does not have the layout's shape.
             GaugeError: a prior of round 0 or a sketch other than the federation's.
-            ProbeError: the workload has an anchor and no probe is pinned.
+            FrameDriftExceeded: what was trained is too far from the round's frame.
+            ProbeError: the workload has an anchor or aligns, and no probe is pinned.
             CheckpointIntegrityError: a later prior, or the local state, is damaged.
             FieldBoundExceeded: the update is too large for the field.
             PrivacyBudgetExceeded: there is no room for it in the budget; nothing is released.
@@ -213,6 +218,7 @@ class Trainer:
             loss_first=result.losses[0],
             loss_last=result.losses[1],
             clip_factor=result.clip_factor,
+            drift=result.drift,
         )
         self._store.write_sidecar(sidecar)
         return self._answer(sidecar, reused=False)
@@ -248,6 +254,7 @@ class Trainer:
             sidecar.loss_last,
             reused,
             sidecar.clip_factor,
+            sidecar.drift,
         )
 
     def _check(self, prior: FlatParameters, order: RoundOrder) -> Digest:
@@ -281,6 +288,7 @@ class _Result:
     extent: Extent
     losses: tuple[float, float]
     clip_factor: float | None
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True)
@@ -367,6 +375,8 @@ class _World:
         private = workload.privacy.enabled and workload.privacy.unit == "episode"
         kind = episode_steps.EpisodeLearner if private else inner_loop.Learner
         self._learner = kind(workload, windows, self._data.action_dim, node)
+        self._points: torch.Tensor | None = None
+        self._history = task.history
 
     def facts(self, state_dir: Path) -> DatasetFacts:
         return self._data.commitment(state_dir)
@@ -377,13 +387,15 @@ class _World:
         found = probes.read(probe)
         found.expect(digest)
         self._learner.landmarks = found.anchor()
+        self._points = found.spread()
 
     def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
         from lensemble_node.worker.training import episode_steps, inner_loop  # noqa: PLC0415
 
-        if self._workload.objective.lambda_anc > 0 and self._learner.landmarks is None:
+        anchored = self._workload.objective.lambda_anc > 0 or self._workload.gauge.align
+        if anchored and self._points is None:
             raise ProbeError(
-                f"workload {self._workload.name!r} anchors to a probe and none is pinned",
+                f"workload {self._workload.name!r} keeps to a probe's frame and none is pinned",
                 "Give this node the federation's probe.",
             )
         learner, protection = self._learner, making.protection
@@ -395,20 +407,25 @@ class _World:
             # The first round here, or what another workload left behind.
             local = inner_loop.LocalState()
         learner.load(prior, local)
+        reference = self._latents()
         segment = inner_loop.Segment(
             self._workload.inner.steps, order["global_step"], order["sketch_seed"], making.stream
         )
         losses = learner.run(segment, order["progress"], order["should_stop"])
-        encoded = release(
-            learner.model.named(),
-            prior,
-            learner.model.layout,
-            self._workload.room,
-            protection.pipeline(),
-        )
+        layout, pipeline, drift = learner.model.layout, protection.pipeline(), None
+        latents = self._latents()
+        if reference is not None and latents is not None:
+            aligned = Alignment(self._workload.gauge, reference, latents, self._history)
+            drift = aligned.drift
+            pipeline = replace(pipeline, on_weights=(aligned.stage(layout),))
+        encoded = release(learner.model.named(), prior, layout, self._workload.room, pipeline)
         kept = learner.local_state()
         after = Cursor(kept.cursor, order["round_index"], self._workload.digest)
         making.store.write_pending(kept.head, kept.optimizer, after)
         vector = making.store.write_vector(order["round_index"], [encoded.vector])
         found = (losses.first, losses.last)
-        return _Result(vector, encoded.extent, found, protection.clip_factor)
+        return _Result(vector, encoded.extent, found, protection.clip_factor, drift)
+
+    def _latents(self) -> NDArray[np.float32] | None:
+        """The probe's latents under the learner's weights; None without a probe."""
+        return None if self._points is None else self._learner.model.latents(self._points)

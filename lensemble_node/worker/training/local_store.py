@@ -23,6 +23,7 @@ from lensemble import files
 from lensemble.errors import ArtifactError, CheckpointIntegrityError
 from lensemble.ids import Digest
 from lensemble.secagg.field import FieldVector
+from lensemble_node.worker.training.gauge import Drift
 from lensemble_node.worker.training.storage import PART, write_atomically
 
 HEAD, OPTIMIZER, CURSOR = "head.safetensors", "optimizer.safetensors", "cursor.json"
@@ -55,6 +56,7 @@ class Sidecar(msgspec.Struct, frozen=True):
     loss_first: float
     loss_last: float
     clip_factor: float | None = None
+    drift: Drift | None = None
 
 
 class Spent(msgspec.Struct, frozen=True):

@@ -60,6 +60,12 @@ class WorldModel(nn.Module):
         after: torch.Tensor = latents[:, -1] + self.predictor(joint)
         return after
 
+    @torch.no_grad()
+    def latents(self, observations: torch.Tensor) -> NDArray[np.float32]:
+        """``encode`` without gradients, as numpy."""
+        found: NDArray[np.float32] = self.encode(observations).numpy()
+        return found
+
     def load(self, prior: FlatParameters) -> None:
         """Take over ``prior`` (float32, shape ``(layout.size,)``)."""
         values(self.flat)[...] = prior

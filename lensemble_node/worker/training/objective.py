@@ -1,7 +1,9 @@
 """The loss: predict the next latent, keep latents spread as a standard normal, stay at the anchor.
 
 ``lambda_pred * mean((g - z')**2) + lambda_sig * SIGReg + lambda_anc * anchor``, gradients flowing
-into the target too.  SIGReg compares the empirical characteristic function along random unit
+into the target too.  The anchor is the squared distance of public landmarks from where the warm
+start put them, or that from the identity of the rotation between the two, which costs turning
+only.  SIGReg compares the empirical characteristic function along random unit
 directions with that of N(0, 1): the squared distance, weighted with exp(-t**2 / 2), integrated
 over [-3, 3] and averaged over directions, uncentred.  On this scale a weight near 5 holds the
 latent up at batch 64; with a hundredth of it the latent collapses.
@@ -21,6 +23,8 @@ from lensemble_node.worker.training.model import ActionHead, WorldModel
 
 SKETCH_STEPS = 10
 """Steps that share one set of directions."""
+PULL = 0.01
+"""Towards the identity in the rotation anchor, in mean variances of a latent dimension."""
 _REACH = 3.0
 
 
@@ -78,6 +82,35 @@ def loss(
     ends = torch.cat([latents[:, 0], latents[:, -1]])
     total = total + terms.lambda_sig * sigreg(ends, sketch, terms.knots)
     if landmarks is not None and terms.lambda_anc > 0:
-        drift = model.encode(landmarks.points) - landmarks.targets
-        total = total + terms.lambda_anc * drift.square().sum(-1).mean()
+        total = total + terms.lambda_anc * anchor(model.encode(landmarks.points), landmarks, terms)
     return total
+
+
+def anchor(latents: torch.Tensor, landmarks: Landmarks, terms: Objective) -> torch.Tensor:
+    """How far the landmarks' ``latents`` (k, d) are from the targets, a scalar >= 0."""
+    if terms.anchor == "rotation":
+        return turned(latents, landmarks.targets)
+    return (latents - landmarks.targets).square().sum(-1).mean()
+
+
+def turned(latents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """``||Q - I||^2`` of the Q in O(d) that fits ``latents @ Q`` to ``targets``, both (k, d).
+
+    Q is drawn towards the identity a little, as in alignment, so that directions of no variance
+    count as not turned.
+    """
+    eye = torch.eye(targets.shape[1], dtype=torch.float64)
+    fixed = targets.double()
+    pull = PULL * fixed.square().sum() / len(eye)
+    fit = latents.double().T @ fixed + pull * eye
+    # The derivative of the polar factor divides by sums of singular values; that of the
+    # decomposition divides by their differences and is lost where two are equal.
+    with torch.no_grad():
+        left, spectrum, right = torch.linalg.svd(fit)
+        turn = left @ right
+        inner = left.T @ (2 * (turn - eye)) @ right.T
+        sums = (spectrum.unsqueeze(0) + spectrum.unsqueeze(1)).clamp_min(1e-9 * float(spectrum[0]))
+        slope = left @ ((inner - inner.T) / sums) @ right
+        value = (turn - eye).square().sum()
+    # Of this value and slope: what follows is nought.
+    return (value + (slope * (fit - fit.detach())).sum()).to(latents.dtype)

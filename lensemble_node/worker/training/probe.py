@@ -29,6 +29,7 @@ from lensemble_node.worker.training.arguments import (
     world_task,
 )
 from lensemble_node.worker.training.dataset import open_dataset
+from lensemble_node.worker.training.gauge import MAX_POINTS
 from lensemble_node.worker.training.model import WorldModel
 from lensemble_node.worker.training.objective import Landmarks
 from lensemble_node.worker.training.source import DataSource
@@ -87,6 +88,13 @@ class Probe:
         """The landmarks as the objective takes them."""
         return Landmarks(
             torch.from_numpy(self.points[self.landmarks]), torch.from_numpy(self.targets)
+        )
+
+    def spread(self) -> torch.Tensor:
+        """At most ``MAX_POINTS`` of the points, evenly through all of them."""
+        count = min(len(self.points), MAX_POINTS)
+        return torch.from_numpy(
+            self.points[np.linspace(0, len(self.points) - 1, count).astype(np.int64)]
         )
 
     def write(self, path: Path) -> None:
