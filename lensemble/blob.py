@@ -20,7 +20,7 @@ from msgspec import Meta
 from lensemble.errors import ContractViolation, FrameError
 from lensemble.ids import Digest
 from lensemble.params import MAX_PARAMETERS, PARAMETER_BYTES, ParameterDigest, ParamLayout
-from lensemble.wire.messages import Count, Federation, Hash
+from lensemble.wire.fence import Count, Federation, Hash
 
 SCHEMA = 1
 MAX_BLOB_BYTES = MAX_PARAMETERS * PARAMETER_BYTES

@@ -18,7 +18,7 @@ from lensemble.errors import (
 )
 from lensemble.ids import Digest, EdgeId, FederationId, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, Step, TimerExpired
-from lensemble.wire import messages
+from lensemble.wire import messages, stages
 from lensemble.wire.messages import FromCoordinator, FromNode
 from lensemble_node import attempt, signals
 from lensemble_node.provision import Pair
@@ -282,6 +282,12 @@ class Quit(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class StageSaid(msgspec.Struct, frozen=True, tag=True):
+    """What a stage on this node, or this node as their host, has to say in its session."""
+
+    message: stages.StageAnswer
+
+
 Event: TypeAlias = (
     Assigned
     | LinkUp
@@ -298,6 +304,7 @@ Event: TypeAlias = (
     | TimerExpired
     | Dismissed
     | Quit
+    | StageSaid
 )
 
 # ---- actions ----
@@ -403,12 +410,20 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
+class Stage(msgspec.Struct, frozen=True, tag=True):
+    """The coordinator asks something of a stage on this node; the session is the one there is."""
+
+    order: stages.StageOrder
+
+
 class Finish(msgspec.Struct, frozen=True, tag=True):
     """Nothing more will be asked for."""
 
 
 OnEdges: TypeAlias = Provide | Withdraw | DropEdges | ForgetEdges
-Local: TypeAlias = RunWorker | Order | EndWorker | Count | ArmTimer | CancelTimer | Finish | OnEdges
+Local: TypeAlias = (
+    RunWorker | Order | EndWorker | Count | Stage | ArmTimer | CancelTimer | Finish | OnEdges
+)
 """What is done within this process."""
 
 Action: TypeAlias = (
@@ -431,10 +446,18 @@ def transition(state: State, event: Event) -> Step[State, Action]:
             return _link(state, event) if event.call == call else (state, ())
         case EdgesLive() | EdgesGone() | EdgesTornDown():
             return _edges(state, event)
-        case SecretsSaid(signal):
-            return _settle(*_feed(state, signal))
+        case SecretsSaid() | StageSaid():
+            return _said(state, event)
         case TimerExpired(timer):
             return _timer(state, timer)
+
+
+def _said(state: State, event: SecretsSaid | StageSaid) -> Step[State, Action]:
+    match event:
+        case SecretsSaid(signal):
+            return _settle(*_feed(state, signal))
+        case StageSaid(message):
+            return state, _say_in_session(state, message)
 
 
 def _belong(state: State, event: Assigned | Dismissed | Quit) -> Step[State, Action]:
@@ -708,6 +731,21 @@ def _provision(state: State, joined: Joined, message: messages.Provision) -> Ste
     return replace(state, membership=wanted), ()
 
 
+# ---- stages ----
+
+
+def _say_in_session(state: State, message: stages.StageAnswer) -> tuple[Action, ...]:
+    """Nothing of an earlier session is said in a later one: its coordinator has given it up."""
+    match state.membership:
+        case Joined(session=session) if (message.federation, message.epoch) == (
+            session.federation,
+            session.epoch,
+        ):
+            return (Say(message),)
+        case _:
+            return ()
+
+
 # ---- a session's messages ----
 
 
@@ -725,6 +763,8 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
             return state, (Count("stale_epoch", f"epoch {message.epoch}, now {session.epoch}"),)
         case messages.Leave() | messages.Provision() | messages.Teardown():
             return _of_session(state, joined, message)
+        case stages.StageProvision() | stages.StageOpen() | stages.StageTeardown():
+            return state, (Stage(message),)
         case _:
             return _of_round(state, joined, message)
 

@@ -24,14 +24,14 @@ _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class _Line(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+class SignalLine(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
+    """One line, by its tag."""
 
 
 # ---- commands ----
 
 
-class Configure(_Line, frozen=True, kw_only=True, tag=True):
+class Configure(SignalLine, frozen=True, kw_only=True, tag=True):
     """First command.  ``workload`` is canonical JSON; ``path`` empty means no dataset (noop)."""
 
     workload: str
@@ -49,7 +49,7 @@ class Configure(_Line, frozen=True, kw_only=True, tag=True):
     """Nothing leaves but under the masks of ``Mask``."""
 
 
-class Attach(_Line, frozen=True, kw_only=True, tag=True):
+class Attach(SignalLine, frozen=True, kw_only=True, tag=True):
     """The ring of ``edge`` is ``slots`` of ``capacity_bytes`` from ``offset`` in the arena."""
 
     edge: _Count
@@ -59,24 +59,24 @@ class Attach(_Line, frozen=True, kw_only=True, tag=True):
     slots: Annotated[int, Meta(ge=1, le=64)]
 
 
-class Detach(_Line, frozen=True, kw_only=True, tag=True):
+class Detach(SignalLine, frozen=True, kw_only=True, tag=True):
     """Touch no slot of ``edge`` again; answered by ``Detached``."""
 
     edge: _Count
 
 
-class Ready(_Line, frozen=True, kw_only=True, tag=True):
+class Ready(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
     slot: _Count
     extent: _Count
 
 
-class Released(_Line, frozen=True, kw_only=True, tag=True):
+class Released(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
     slot: _Count
 
 
-class Bind(_Line, frozen=True, kw_only=True, tag=True):
+class Bind(SignalLine, frozen=True, kw_only=True, tag=True):
     """How much of the state ``prior_digest`` is held?  Answered by ``Bound``."""
 
     round: _Count
@@ -84,7 +84,7 @@ class Bind(_Line, frozen=True, kw_only=True, tag=True):
     prior_digest: _Hash
 
 
-class Train(_Line, frozen=True, kw_only=True, tag=True):
+class Train(SignalLine, frozen=True, kw_only=True, tag=True):
     """Run the inner steps from ``prior_digest``; answered by ``Trained`` or ``Failed``.
 
     A release of this round from an attempt below ``spent_before`` is not sent again.
@@ -108,7 +108,7 @@ class MaskTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "MaskTerm(...)"
 
 
-class Mask(_Line, frozen=True, kw_only=True, tag=True):
+class Mask(SignalLine, frozen=True, kw_only=True, tag=True):
     """Send the release of ``round`` under these masks only; answered by ``Masked``.
 
     They are forgotten when it is sent, or given up.
@@ -119,7 +119,7 @@ class Mask(_Line, frozen=True, kw_only=True, tag=True):
     terms: Annotated[tuple[MaskTerm, ...], Meta(min_length=1, max_length=MAX_HOLDERS)]
 
 
-class Send(_Line, frozen=True, kw_only=True, tag=True):
+class Send(SignalLine, frozen=True, kw_only=True, tag=True):
     """Put the release of ``round`` on ``edge`` as a blob; answered by ``Sent``."""
 
     edge: _Count
@@ -128,21 +128,21 @@ class Send(_Line, frozen=True, kw_only=True, tag=True):
     signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
 
 
-class Abandon(_Line, frozen=True, kw_only=True, tag=True):
+class Abandon(SignalLine, frozen=True, kw_only=True, tag=True):
     """Stop working on the attempt; its release is kept for a later attempt of the round."""
 
     round: _Count
     attempt: _Count
 
 
-class Spend(_Line, frozen=True, kw_only=True, tag=True):
+class Spend(SignalLine, frozen=True, kw_only=True, tag=True):
     """The release of ``round`` may not be sent again, a restart included; answered by ``Spent``."""
 
     round: _Count
     attempt: _Count
 
 
-class Close(_Line, frozen=True, kw_only=True, tag=True):
+class Close(SignalLine, frozen=True, kw_only=True, tag=True):
     """The round has ended.  ``adopt``: this node contributed, so its local state advances."""
 
     round: _Count
@@ -150,7 +150,7 @@ class Close(_Line, frozen=True, kw_only=True, tag=True):
     adopt: bool
 
 
-class Stop(_Line, frozen=True, kw_only=True, tag=True):
+class Stop(SignalLine, frozen=True, kw_only=True, tag=True):
     """Finish and exit with status 0."""
 
 
@@ -184,7 +184,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: Literal["participant", "episode"]
 
 
-class Configured(_Line, frozen=True, kw_only=True, tag=True):
+class Configured(SignalLine, frozen=True, kw_only=True, tag=True):
     """The dataset is open and committed; the root of no dataset is that of the empty set."""
 
     build: str
@@ -196,38 +196,38 @@ class Configured(_Line, frozen=True, kw_only=True, tag=True):
     """Where the workload asks for privacy."""
 
 
-class Attached(_Line, frozen=True, kw_only=True, tag=True):
+class Attached(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
 
 
-class Detached(_Line, frozen=True, kw_only=True, tag=True):
+class Detached(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
 
 
-class Consumed(_Line, frozen=True, kw_only=True, tag=True):
+class Consumed(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
     slot: _Count
 
 
-class Filled(_Line, frozen=True, kw_only=True, tag=True):
+class Filled(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
     slot: _Count
     extent: _Count
 
 
-class Bound(_Line, frozen=True, kw_only=True, tag=True):
+class Bound(SignalLine, frozen=True, kw_only=True, tag=True):
     round: _Count
     attempt: _Count
     holds_bytes: _Count
 
 
-class StateHeld(_Line, frozen=True, kw_only=True, tag=True):
+class StateHeld(SignalLine, frozen=True, kw_only=True, tag=True):
     """The state ``digest`` is complete, verified and on disk."""
 
     digest: _Hash
 
 
-class Worked(_Line, frozen=True, kw_only=True, tag=True):
+class Worked(SignalLine, frozen=True, kw_only=True, tag=True):
     """Progress inside a phase: bytes while fetching or sending, steps while training."""
 
     round: _Count
@@ -237,7 +237,7 @@ class Worked(_Line, frozen=True, kw_only=True, tag=True):
     total: _Count
 
 
-class Trained(_Line, frozen=True, kw_only=True, tag=True):
+class Trained(SignalLine, frozen=True, kw_only=True, tag=True):
     round: _Count
     attempt: _Count
     digest: _Hash | None
@@ -255,7 +255,7 @@ class Trained(_Line, frozen=True, kw_only=True, tag=True):
     """By which the update was scaled down to the norm that the workload allows."""
 
 
-class Masked(_Line, frozen=True, kw_only=True, tag=True):
+class Masked(SignalLine, frozen=True, kw_only=True, tag=True):
     """``digest`` is that of the blob under its masks."""
 
     round: _Count
@@ -263,26 +263,26 @@ class Masked(_Line, frozen=True, kw_only=True, tag=True):
     digest: _Hash
 
 
-class Spent(_Line, frozen=True, kw_only=True, tag=True):
+class Spent(SignalLine, frozen=True, kw_only=True, tag=True):
     """It is on disk that the release of ``round`` is spent."""
 
     round: _Count
     attempt: _Count
 
 
-class Sent(_Line, frozen=True, kw_only=True, tag=True):
+class Sent(SignalLine, frozen=True, kw_only=True, tag=True):
     """The last chunk of the update blob was filled."""
 
     round: _Count
     attempt: _Count
 
 
-class Closed(_Line, frozen=True, kw_only=True, tag=True):
+class Closed(SignalLine, frozen=True, kw_only=True, tag=True):
     round: _Count
     adopted: bool
 
 
-class Failed(_Line, frozen=True, kw_only=True, tag=True):
+class Failed(SignalLine, frozen=True, kw_only=True, tag=True):
     """A command could not be carried out; the worker goes on unless ``fatal``."""
 
     code: str

@@ -1,10 +1,8 @@
 """Every message between a coordinator and a node, and the bytes that signatures cover.
 
-All are tagged, frozen and closed: an unknown field, a wrong type or a value over its limit is
-refused when it is decoded.  Messages of a round carry (federation, epoch, round, attempt), so that
-one from another life of the same node, or from another attempt, is told apart and refused.  No
-message carries an observation, an action, an embedding or a parameter: payload travels on edges
-only.
+Messages of a round carry (federation, epoch, round, attempt), so that one from another life of the
+same node, or from another attempt, is told apart and refused.  No message carries an observation,
+an action, an embedding or a parameter: payload travels on edges only.
 """
 
 import hashlib
@@ -12,53 +10,39 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
 from lensemble.edge.spec import EdgeSpec
-from lensemble.ids import Digest, FederationId, NodeId
+from lensemble.ids import Digest
+from lensemble.wire.fence import (
+    MAX_PARTICIPANTS,
+    Count,
+    Federation,
+    Fenced,
+    Hash,
+    Label,
+    Message,
+    NodeKey,
+    Nodes,
+    OfRound,
+    PublicKey,
+    SealedShares,
+    Sentence,
+    Signature,
+)
+from lensemble.wire.stages import StageAnswer, StageOrder
 
 WIRE_VERSION = 1
 """The version this build speaks; the first thing checked in every message."""
 
-MAX_PARTICIPANTS = 4096
 MAX_EDGES_PER_NODE = 256
 MAX_WORKLOAD_BYTES = 1 << 16
 MAX_LANDMARKS = 8192
-MAX_SENTENCE_CHARS = 500
-
-Hex64 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-NodeKey: TypeAlias = Annotated[NodeId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-Hash: TypeAlias = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-Federation: TypeAlias = Annotated[FederationId, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-Label = Annotated[str, Meta(max_length=64)]
-Sentence = Annotated[str, Meta(max_length=MAX_SENTENCE_CHARS)]
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
-Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
-PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
-SealedShares = Annotated[bytes, Meta(min_length=92, max_length=92)]
-Nodes = Annotated[tuple[NodeKey, ...], Meta(max_length=MAX_PARTICIPANTS)]
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class _Fenced(_Message, frozen=True, kw_only=True, tag=True):
-    federation: Federation
-    epoch: Count
-    """Counts the sessions of one node identity; given in ``Welcome``."""
-
-
-class _OfRound(_Fenced, frozen=True, kw_only=True, tag=True):
-    round: Count
-    attempt: Count
-
 
 # ---- membership ----
 
 
-class Join(_Message, frozen=True, kw_only=True, tag=True):
+class Join(Message, frozen=True, kw_only=True, tag=True):
     """First message of a node.  ``boot`` is drawn at process start and tells restarts apart."""
 
     speaks: tuple[int, int]
@@ -70,7 +54,7 @@ class Join(_Message, frozen=True, kw_only=True, tag=True):
     invite: Annotated[bytes, Meta(max_length=64)] = b""
 
 
-class LastRecord(_Message, frozen=True, kw_only=True):
+class LastRecord(Message, frozen=True, kw_only=True):
     """The newest committed round, so that a returning node learns whether it took part."""
 
     round: Annotated[int, Meta(ge=-1)]
@@ -78,7 +62,7 @@ class LastRecord(_Message, frozen=True, kw_only=True):
     contributors: Nodes
 
 
-class Welcome(_Fenced, frozen=True, kw_only=True, tag=True):
+class Welcome(Fenced, frozen=True, kw_only=True, tag=True):
     build: Label
     coordinator: Label
     workload: Annotated[bytes, Meta(max_length=MAX_WORKLOAD_BYTES)]
@@ -89,7 +73,7 @@ class Welcome(_Fenced, frozen=True, kw_only=True, tag=True):
     last: LastRecord
 
 
-class Refused(_Message, frozen=True, kw_only=True, tag=True):
+class Refused(Message, frozen=True, kw_only=True, tag=True):
     """Not admitted, or a message that will not be acted on."""
 
     code: Label
@@ -99,7 +83,7 @@ class Refused(_Message, frozen=True, kw_only=True, tag=True):
     """The sender of the refused message should not try again by itself."""
 
 
-class Leave(_Fenced, frozen=True, kw_only=True, tag=True):
+class Leave(Fenced, frozen=True, kw_only=True, tag=True):
     """Either side ends the session in order."""
 
     reason: Sentence
@@ -108,28 +92,28 @@ class Leave(_Fenced, frozen=True, kw_only=True, tag=True):
 # ---- provisioning ----
 
 
-class Provision(_Fenced, frozen=True, kw_only=True, tag=True):
+class Provision(Fenced, frozen=True, kw_only=True, tag=True):
     """Make ready the named edge-ends; ``state`` is the node's Rx, ``update`` its Tx."""
 
     state: EdgeSpec
     update: EdgeSpec
 
 
-class Provisioned(_Fenced, frozen=True, kw_only=True, tag=True):
+class Provisioned(Fenced, frozen=True, kw_only=True, tag=True):
     """Every end of ``edges`` is registered or open."""
 
     edges: Annotated[tuple[int, ...], Meta(max_length=MAX_EDGES_PER_NODE)]
 
 
-class Teardown(_Fenced, frozen=True, kw_only=True, tag=True):
+class Teardown(Fenced, frozen=True, kw_only=True, tag=True):
     edges: Annotated[tuple[int, ...], Meta(max_length=MAX_EDGES_PER_NODE)]
 
 
-class TornDown(_Fenced, frozen=True, kw_only=True, tag=True):
+class TornDown(Fenced, frozen=True, kw_only=True, tag=True):
     edges: Annotated[tuple[int, ...], Meta(max_length=MAX_EDGES_PER_NODE)]
 
 
-class EdgeLost(_Fenced, frozen=True, kw_only=True, tag=True):
+class EdgeLost(Fenced, frozen=True, kw_only=True, tag=True):
     """An edge-end of the sender faulted; the coordinator provisions a new pair."""
 
     edge: Annotated[int, Meta(ge=0)]
@@ -139,14 +123,14 @@ class EdgeLost(_Fenced, frozen=True, kw_only=True, tag=True):
 # ---- a round ----
 
 
-class FieldParams(_Message, frozen=True, kw_only=True):
+class FieldParams(Message, frozen=True, kw_only=True):
     """Integer field of the updates: 32 bits, ``rint(x * 2**k)``, at most ``n_max`` summands."""
 
     k: Annotated[int, Meta(ge=8, le=30)]
     n_max: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
 
 
-class MaskKeys(_Message, frozen=True, kw_only=True):
+class MaskKeys(Message, frozen=True, kw_only=True):
     """What a participant publishes to be masked with, for one attempt; see ``secagg.keys``."""
 
     mask_key: PublicKey
@@ -155,7 +139,7 @@ class MaskKeys(_Message, frozen=True, kw_only=True):
     """SHA-256, not a key, of the private seed of its self mask."""
 
 
-class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
+class RoundOpen(OfRound, frozen=True, kw_only=True, tag=True):
     prior_digest: Hash
     layout_digest: Hash
     config_hash: Hash
@@ -175,7 +159,7 @@ class RoundOpen(_OfRound, frozen=True, kw_only=True, tag=True):
     answer_within_s: Annotated[float, Meta(ge=0)]
 
 
-class Commitment(_OfRound, frozen=True, kw_only=True, tag=True):
+class Commitment(OfRound, frozen=True, kw_only=True, tag=True):
     """Binds the sender to a dataset for this attempt, and says what of the state it holds.
 
     ``keys`` are there exactly when aggregation is masked.
@@ -188,7 +172,7 @@ class Commitment(_OfRound, frozen=True, kw_only=True, tag=True):
     signature: Signature
 
 
-class RosterEntry(_Message, frozen=True, kw_only=True):
+class RosterEntry(Message, frozen=True, kw_only=True):
     """A bound participant as all others must see it: its keys, under its own signature."""
 
     node: NodeKey
@@ -198,21 +182,21 @@ class RosterEntry(_Message, frozen=True, kw_only=True):
     """Of its ``Commitment``."""
 
 
-class Roster(_OfRound, frozen=True, kw_only=True, tag=True):
+class Roster(OfRound, frozen=True, kw_only=True, tag=True):
     """Masked only: who is bound, sorted by node.  Answered by ``Shares``."""
 
     members: Annotated[tuple[RosterEntry, ...], Meta(max_length=MAX_PARTICIPANTS)]
     threshold: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
 
 
-class Shares(_OfRound, frozen=True, kw_only=True, tag=True):
+class Shares(OfRound, frozen=True, kw_only=True, tag=True):
     """Masked only: the sender's secrets, shared among its neighbours; see ``secagg.shares``."""
 
     commitments: Annotated[bytes, Meta(max_length=1 << 13)]
     sealed: Annotated[tuple[SealedShares, ...], Meta(max_length=128)]
 
 
-class Envelope(_Message, frozen=True, kw_only=True):
+class Envelope(Message, frozen=True, kw_only=True):
     """The shares that ``dealer`` encrypted to the receiver, with the commitments to them."""
 
     dealer: NodeKey
@@ -220,7 +204,7 @@ class Envelope(_Message, frozen=True, kw_only=True):
     commitments: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class Collect(_OfRound, frozen=True, kw_only=True, tag=True):
+class Collect(OfRound, frozen=True, kw_only=True, tag=True):
     """The attempt has its participants; train, then send.  ``roster`` is sorted.
 
     ``envelopes`` are the shares dealt to the receiver, empty in plain aggregation.
@@ -231,27 +215,27 @@ class Collect(_OfRound, frozen=True, kw_only=True, tag=True):
     envelopes: Annotated[tuple[Envelope, ...], Meta(max_length=128)] = ()
 
 
-class UnmaskRequest(_OfRound, frozen=True, kw_only=True, tag=True):
+class UnmaskRequest(OfRound, frozen=True, kw_only=True, tag=True):
     """Masked only: whose updates are in the sum, sorted.  Answered by ``UnmaskAnswer``, once."""
 
     survivors: Nodes
 
 
-class UnmaskAnswer(_OfRound, frozen=True, kw_only=True, tag=True):
+class UnmaskAnswer(OfRound, frozen=True, kw_only=True, tag=True):
     """Masked only: the shares that take the masks off that sum, signed with the survivor set."""
 
     shares: Annotated[bytes, Meta(max_length=1 << 13)]
     signature: Signature
 
 
-class Progress(_OfRound, frozen=True, kw_only=True, tag=True):
+class Progress(OfRound, frozen=True, kw_only=True, tag=True):
     phase: Literal["fetching", "waiting", "training", "releasing", "sending", "sent"]
     done: Count
     total: Count
     """Steps while training, bytes otherwise."""
 
 
-class Update(_OfRound, frozen=True, kw_only=True, tag=True):
+class Update(OfRound, frozen=True, kw_only=True, tag=True):
     """Announces the update blob on the update edge.
 
     Norm and loss stay on the node unless its own configuration shares them.
@@ -269,7 +253,7 @@ class Update(_OfRound, frozen=True, kw_only=True, tag=True):
     signature: Signature
 
 
-class Fault(_OfRound, frozen=True, kw_only=True, tag=True):
+class Fault(OfRound, frozen=True, kw_only=True, tag=True):
     """The sender will not contribute to this attempt."""
 
     code: Label
@@ -277,7 +261,7 @@ class Fault(_OfRound, frozen=True, kw_only=True, tag=True):
     remediation: Sentence = ""
 
 
-class RoundClose(_OfRound, frozen=True, kw_only=True, tag=True):
+class RoundClose(OfRound, frozen=True, kw_only=True, tag=True):
     outcome: Literal["closed", "aborted"]
     digest: Hash
     """Of the global state after the round; unchanged by an aborted one."""
@@ -300,6 +284,7 @@ FromNode: TypeAlias = (
     | Update
     | UnmaskAnswer
     | Fault
+    | StageAnswer
 )
 FromCoordinator: TypeAlias = (
     Welcome
@@ -312,15 +297,8 @@ FromCoordinator: TypeAlias = (
     | Collect
     | UnmaskRequest
     | RoundClose
+    | StageOrder
 )
-
-
-def sentence(text: str) -> str:
-    """``text`` as a ``Sentence`` may carry it: shortened, and without what UTF-8 cannot hold."""
-    whole = text.encode(errors="replace").decode()
-    if len(whole) <= MAX_SENTENCE_CHARS:
-        return whole
-    return whole[: MAX_SENTENCE_CHARS - 3] + "..."
 
 
 # ---- what signatures cover ----

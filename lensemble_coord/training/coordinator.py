@@ -24,7 +24,7 @@ from lensemble.errors import (
 from lensemble.ids import Digest, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
-from lensemble.wire import messages
+from lensemble.wire import fence, messages
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import budget, outer_round
 from lensemble_coord.training.aggregate import Addend
@@ -140,6 +140,7 @@ class Rounds:
                 threshold=rules.secure_agg_threshold,
                 share_timeout_s=rules.share_timeout_s,
                 unmask_timeout_s=rules.unmask_timeout_s,
+                collect_max_s=rules.collect_max_s,
             ),
             round=position.round,
             attempt=position.attempt,
@@ -533,7 +534,7 @@ class Rounds:
                 outcome="aborted",
                 digest=action.digest,
                 code=action.code,
-                reason=messages.sentence(action.reason),
+                reason=fence.sentence(action.reason),
                 retries=action.retries,
             ),
         )

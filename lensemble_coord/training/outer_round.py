@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from lensemble.errors import InvalidTransition, OperatorError, Response
 from lensemble.ids import Digest, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, Step, TimerExpired
-from lensemble_coord.training import quorum
+from lensemble_coord.training import patience, quorum
 
 
 class RoundState(StrEnum):
@@ -44,11 +44,19 @@ class Timer(StrEnum):
     GRACE = "grace"
     SHARE = "share"
     COLLECT = "collect"
+    COLLECT_END = "collect_end"
     UNMASK = "unmask"
     RETRY = "retry"
 
 
-PHASE_TIMERS = (Timer.OPEN, Timer.GRACE, Timer.SHARE, Timer.COLLECT, Timer.UNMASK)
+PHASE_TIMERS = (
+    Timer.OPEN,
+    Timer.GRACE,
+    Timer.SHARE,
+    Timer.COLLECT,
+    Timer.COLLECT_END,
+    Timer.UNMASK,
+)
 """What may run while a round is in flight; all are cancelled when it aborts."""
 
 
@@ -71,6 +79,7 @@ class Rules(msgspec.Struct, frozen=True):
     open_timeout_s: float
     open_grace_s: float
     collect_timeout_s: float
+    """A participant without progress for this long, or at most a quarter longer, is left out."""
     retry_backoff_s: float
     retry_backoff_max_s: float
     on_commitment_mismatch: Literal["abort", "exclude"]
@@ -79,6 +88,8 @@ class Rules(msgspec.Struct, frozen=True):
     """Fewest unmasking answers, for any number of participants; never below a majority of them."""
     share_timeout_s: float = 30.0
     unmask_timeout_s: float = 15.0
+    collect_max_s: float = 0.0
+    """The longest an attempt collects whatever progress is made; 0 is ``patience.MAX_PATIENCE``."""
 
 
 class Ground(msgspec.Struct, frozen=True):
@@ -153,7 +164,11 @@ class Sharing(msgspec.Struct, frozen=True, tag=True):
 
 
 class Collecting(msgspec.Struct, frozen=True, tag=True):
-    """``expected`` may contribute; ``announced`` and ``arrived`` are halves of a contribution."""
+    """``expected`` may contribute; ``announced`` and ``arrived`` are halves of a contribution.
+
+    ``advances`` are of all expected, in that order; ``checks`` counts how often they were looked
+    at.
+    """
 
     ground: Ground
     expected: tuple[Binding, ...]
@@ -162,6 +177,8 @@ class Collecting(msgspec.Struct, frozen=True, tag=True):
     verified: tuple[Contribution, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     threshold: int = 0
+    advances: tuple[patience.Advance, ...] = ()
+    checks: int = 0
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag=True):
@@ -297,6 +314,17 @@ class BlobArrived(msgspec.Struct, frozen=True, tag=True):
     signature: bytes
 
 
+class Progressed(msgspec.Struct, frozen=True, tag=True):
+    """A node says how far it is, or (``arriving``) so many bytes of its update are here."""
+
+    node: NodeId
+    round: int
+    attempt: int
+    phase: str
+    done: int
+    total: int
+
+
 class SumDerived(msgspec.Struct, frozen=True, tag=True):
     round: int
     attempt: int
@@ -342,6 +370,7 @@ Event: TypeAlias = (
     | UpdateAnnounced
     | BlobArrived
     | UnmaskAnswered
+    | Progressed
     | SumDerived
     | Diagnosed
     | Advanced
@@ -479,10 +508,8 @@ def transition(state: State, event: Event) -> Step[State, Action]:
     match event:
         case RoundsAsked():
             return _ask(state, event)
-        case MemberReady():
-            return _welcome(state, event.node)
-        case MemberLost():
-            return _lose(state, event)
+        case MemberReady() | MemberLost() | Progressed():
+            return _member(state, event)
         case AbortAsked():
             return _stop(state, event.reason)
         case TimerExpired():
@@ -530,6 +557,16 @@ def _open(ground: Ground) -> Step[State, Action]:
         OpenRound(ground.round, ground.attempt, ground.digest, ground.here),
         ArmTimer(Timer.OPEN, timeout),
     )
+
+
+def _member(state: State, event: MemberReady | MemberLost | Progressed) -> Step[State, Action]:
+    match event:
+        case MemberReady(node):
+            return _welcome(state, node)
+        case MemberLost():
+            return _lose(state, event)
+        case Progressed():
+            return _progress(state, event)
 
 
 def _welcome(state: State, node: NodeId) -> Step[State, Action]:
@@ -683,8 +720,17 @@ def _collect(
     threshold: int = 0,
 ) -> Step[State, Action]:
     begin = BeginCollect(tuple(b.node for b in expected))
-    arm = ArmTimer(Timer.COLLECT, ground.rules.collect_timeout_s)
-    return Collecting(ground, expected, dropped=dropped, threshold=threshold), (begin, arm)
+    rules = ground.rules
+    cap = (ArmTimer(Timer.COLLECT_END, rules.collect_max_s),) if rules.collect_max_s else ()
+    advances = tuple(patience.Advance(b.node) for b in expected)
+    collecting = Collecting(
+        ground, expected, dropped=dropped, threshold=threshold, advances=advances
+    )
+    return collecting, (
+        begin,
+        ArmTimer(Timer.COLLECT, patience.check_every_s(rules.collect_timeout_s)),
+        *cap,
+    )
 
 
 # ---- masks: shares before the updates, answers after them ----
@@ -868,10 +914,50 @@ def _drop(state: Collecting, dropped: Dropped) -> Step[State, Action]:
     return after, (DropUpdate(node), *actions)
 
 
+def _progress(state: State, event: Progressed) -> Step[State, Action]:
+    """Whoever comes further is waited for; anything else said of progress changes nothing."""
+    at = (event.round, event.attempt)
+    if not isinstance(state, Collecting) or at != (state.ground.round, state.ground.attempt):
+        return state, ()
+    advances = tuple(
+        patience.further(each, event.phase, event.done, event.total)
+        if each.node == event.node
+        else each
+        for each in state.advances
+    )
+    return replace(state, advances=advances), ()
+
+
+def _check_progress(state: Collecting) -> Step[State, Action]:
+    """Leave out who has been still for too long; wait on for who moves."""
+    timeout_s, due = state.ground.rules.collect_timeout_s, outstanding(state)
+    checks = state.checks + 1
+    if patience.is_over(checks):
+        return _consider_aggregate(state, hurry=True)
+    advances = tuple(replace(each, still=each.still + 1) for each in state.advances)
+    stalled = tuple(
+        Dropped(each.node, "timeout", f"no progress for {timeout_s:g} s: {patience.describe(each)}")
+        for each in advances
+        if each.node in due and patience.is_stalled(each)
+    )
+    watched = replace(state, advances=advances, checks=checks, dropped=(*state.dropped, *stalled))
+    drops = tuple(DropUpdate(each.node) for each in stalled)
+    after, actions = _consider_aggregate(watched, hurry=False)
+    again = (ArmTimer(Timer.COLLECT, patience.check_every_s(timeout_s)),)
+    more = again if isinstance(after, Collecting) else ()
+    return after, (*drops, *actions, *more)
+
+
 def outstanding(state: Collecting) -> frozenset[NodeId]:
     """Who may still send an update."""
     settled = {c.node for c in state.verified} | {d.node for d in state.dropped}
     return frozenset(b.node for b in state.expected) - settled
+
+
+def awaited(state: Collecting) -> tuple[patience.Advance, ...]:
+    """How far those have come that may still send an update."""
+    due = outstanding(state)
+    return tuple(each for each in state.advances if each.node in due)
 
 
 def _collecting_verdict(state: Collecting, *, hurry: bool) -> quorum.Verdict:
@@ -887,12 +973,13 @@ def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action
     match _collecting_verdict(state, hurry=hurry):
         case quorum.Enough():
             contributors = tuple(sorted(state.verified, key=lambda c: c.node))
-            reason = f"no update within {ground.rules.collect_timeout_s:g} s"
+            reason = "its update was not in when no more could be waited for"
             dropped = (*state.dropped, *(Dropped(n, "timeout", reason) for n in sorted(late)))
             drops = tuple(DropUpdate(n) for n in sorted(late))
             frozen = replace(state, dropped=dropped)
             after, actions = _freeze(frozen, contributors)
-            return after, (CancelTimer(Timer.COLLECT), *drops, *actions)
+            cancels = (CancelTimer(Timer.COLLECT), CancelTimer(Timer.COLLECT_END))
+            return after, (*cancels, *drops, *actions)
         case quorum.TooFew(reason=reason):
             text = _with_reasons(reason, state.dropped)
             return _abort(ground, "fault_tolerance_exceeded", text, Response.RETRY)
@@ -1012,6 +1099,8 @@ def _expire(state: State, timer: str) -> Step[State, Action]:
         case Sharing(), Timer.SHARE:
             return _consider_masked_collect(state, hurry=True)
         case Collecting(), Timer.COLLECT:
+            return _check_progress(state)
+        case Collecting(), Timer.COLLECT_END if state.ground.rules.collect_max_s:
             return _consider_aggregate(state, hurry=True)
         case Unmasking(), Timer.UNMASK:
             return _consider_sum(state, hurry=True)

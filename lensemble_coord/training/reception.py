@@ -13,7 +13,7 @@ from lensemble.ids import NodeId
 from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases
 from lensemble.version import BUILD
-from lensemble.wire import codec, messages
+from lensemble.wire import codec, fence, messages
 from lensemble_coord import roster
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import outer_round, session
@@ -152,8 +152,8 @@ class Reception:
         self._journal.note("peer.refused", warn=True, peer=link.peer, code=code, reason=reason)
         refused = messages.Refused(
             code=code,
-            reason=messages.sentence(reason),
-            remediation=messages.sentence(remediation),
+            reason=fence.sentence(reason),
+            remediation=fence.sentence(remediation),
             final=final,
         )
         try:

@@ -9,7 +9,7 @@ from msgspec import Meta
 from lensemble.errors import LedgerIntegrityError
 from lensemble.ids import Digest, FederationId
 from lensemble.params import ParamLayout
-from lensemble.wire.messages import MAX_PARTICIPANTS, Count, Federation, Hash, NodeKey
+from lensemble.wire.fence import MAX_PARTICIPANTS, Count, Federation, Hash, NodeKey
 from lensemble.workload import Workload
 
 RECORD_SCHEMA = 1

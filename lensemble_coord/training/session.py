@@ -34,7 +34,7 @@ from lensemble.logs import logger
 from lensemble.params import ParamLayout
 from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
-from lensemble.wire import codec, messages
+from lensemble.wire import codec, fence, messages
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.masking import public_keys
 from lensemble_coord.training.spool import SpoolFile
@@ -45,6 +45,9 @@ ANNOUNCEMENT_TIMEOUT_S = 10.0
 EDGE_PAUSE_S = 0.2
 EDGE_PAUSE_MAX_S = 10.0
 LAST_WORD_S = 0.2
+PROGRESS_PAUSE_S = 0.5
+"""Between two words on how much of an update is in."""
+
 MAX_EDGE_FAULTS = 20
 """Broken pairs in a row, without an update or state between, before the link is closed."""
 
@@ -178,8 +181,8 @@ class Session:
         self.tell(
             messages.Refused(
                 code=code,
-                reason=messages.sentence(reason),
-                remediation=messages.sentence(remediation),
+                reason=fence.sentence(reason),
+                remediation=fence.sentence(remediation),
             )
         )
 
@@ -298,14 +301,26 @@ class Session:
             case messages.Fault():
                 await self._take_fault(message, desk)
             case messages.Progress():
-                self.did(message.phase, message.done, message.total)
-                desk.announce_change()
+                await self._take_progress(message, desk)
             case messages.Provisioned() if set(message.edges) == set(self.edges):
                 self._provisioned.set()
             case messages.EdgeLost() if message.edge in self.edges:
                 self._break_edges(message.reason)
             case _:
                 pass
+
+    async def _take_progress(self, message: messages.Progress, desk: Desk) -> None:
+        self.did(message.phase, message.done, message.total)
+        desk.announce_change()
+        progressed = outer_round.Progressed(
+            self.node,
+            message.round,
+            message.attempt,
+            message.phase,
+            message.done,
+            message.total,
+        )
+        await desk.hear(progressed)
 
     async def _take_fault(self, message: messages.Fault, desk: Desk) -> None:
         self.activity.last_reason = message.reason
@@ -561,6 +576,10 @@ class Session:
             rx.consumed(slot)
             self.moved["update"] += extent
 
+    def _so_much_is_in(self, announced: messages.Update, done: int) -> outer_round.Progressed:
+        at, total = (announced.round, announced.attempt), self.ground.layout.nbytes
+        return outer_round.Progressed(self.node, *at, "arriving", done, total)
+
     async def _spool(
         self,
         rx: RxEnd,
@@ -586,6 +605,7 @@ class Session:
         spooled = await trio.to_thread.run_sync(spooler.open_update, self.node)
         try:
             slot, extent = first
+            due = 0.0
             while True:
                 take = partial(_take_chunk, reader, spooled, rx.region.slot(slot)[:extent])
                 complete = await trio.to_thread.run_sync(take)
@@ -593,6 +613,9 @@ class Session:
                 self.moved["update"] += extent
                 if complete is not None:
                     break
+                if trio.current_time() >= due:
+                    due = trio.current_time() + PROGRESS_PAUSE_S
+                    await desk.hear(self._so_much_is_in(announced, reader.position))
                 chunk = await rx.receive()
                 slot, extent = _inside_blob(chunk)
             await desk.check_update(spooled)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lensemble.edge.spec import MAX_CAPACITY_BYTES, MAX_EDGE_ID, MAX_SLOTS, EdgeSpec
 from lensemble.errors import ContractViolation, FrameError
 from lensemble.ids import EdgeId, NodeId
-from lensemble.wire import codec
+from lensemble.wire import codec, fence, stages
 from lensemble.wire import messages as m
 
 Decode: TypeAlias = Callable[[bytes], msgspec.Struct]
@@ -28,6 +28,31 @@ MEMBER = m.RosterEntry(node=A, dataset_root=B, keys=KEYS, signature=SIGNATURE)
 SEALED = m.Envelope(dealer=B, sealed=bytes(92), commitments=bytes(64))
 STATE = EdgeSpec(EdgeId(1), NodeId(A), NodeId(B), 1 << 20)
 UPDATE = EdgeSpec(EdgeId(MAX_EDGE_ID), NodeId(B), NodeId(A), MAX_CAPACITY_BYTES, MAX_SLOTS)
+
+OF_RUN: dict[str, Any] = {**FENCE, "run": "0f" * 8, "run_epoch": 2, "stage": 1}
+TENSOR = stages.TensorPart(
+    name="blk.3.attn_q.weight", ggml_type=2, shape=(576, 576), offset=1 << 33, nbytes=9, digest=A
+)
+PROVISION: dict[str, Any] = {
+    **OF_RUN,
+    "stages": 2,
+    "build": "1.0",
+    "protocol": stages.STAGE_PROTOCOL,
+    "engine": "tinygrad 0.14.0",
+    "model": b"{}",
+    "manifest_digest": A,
+    "tokenizer_digest": B,
+    "first": 12,
+    "last": 30,
+    "tensors": (TENSOR,),
+    "inbound": STATE,
+    "outbound": UPDATE,
+    "upstream": stages.Address(node=A, addresses=("192.0.2.7:7707",)),
+    "downstream": stages.Address(node=B),
+    "ctx": 1024,
+    "sessions": 4,
+    "rows": 32,
+}
 
 FROM_NODE: list[m.FromNode] = [
     m.Join(speaks=(1, 1), build="1.0", name="north", boot="0" * 16),
@@ -60,6 +85,24 @@ FROM_NODE: list[m.FromNode] = [
         signature=SIGNATURE,
     ),
     m.Fault(**OF_ROUND, code="dataset", reason="file gone", remediation="Put it back."),
+    stages.Inventory(
+        **FENCE,
+        memory_bytes=1 << 40,
+        taken_bytes=0,
+        device="CPU",
+        engine="tinygrad 0.14.0",
+        weights="float32",
+        addresses=("127.0.0.1:9",),
+    ),
+    stages.StageWants(**OF_RUN, ranges=((0, 24), (1 << 40, 9))),
+    stages.StageProgress(**OF_RUN, phase="compiling", done=1, total=2),
+    stages.StageReady(
+        **OF_RUN, weights_bytes=1 << 30, resident_bytes=1 << 31, fetched_bytes=9, seconds=8.5
+    ),
+    stages.StageOpened(**OF_RUN),
+    stages.StageRefused(**OF_RUN, field="engine", have="tinygrad 0.13", want="tinygrad 0.14"),
+    stages.StageFault(**OF_RUN, code="worker", reason="killed by SIGKILL", stderr=("a", "b")),
+    stages.StageTornDown(**OF_RUN, outcome="clean"),
 ]
 LAST = m.LastRecord(round=-1, digest=A, contributors=())
 OPENING = m.RoundOpen(
@@ -98,6 +141,11 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     m.UnmaskRequest(**OF_ROUND, survivors=(A, B)),
     m.RoundClose(**OF_ROUND, outcome="closed", digest=A, contributors=(A, B)),
     m.RoundClose(**OF_ROUND, outcome="aborted", digest=A, code="x", reason="y", retries=True),
+    stages.StageProvision(**PROVISION, source=stages.FromPath(path="/models/a.gguf")),
+    stages.StageProvision(**PROVISION, source=stages.FromUrl(url="https://example.org/a.gguf")),
+    stages.StageProvision(**PROVISION, source=stages.FromEdge(edge=STATE)),
+    stages.StageOpen(**OF_RUN),
+    stages.StageTeardown(**OF_RUN, reason="stopped by the operator"),
 ]
 SAMPLES = [
     *((message, codec.decode_from_node) for message in FROM_NODE),
@@ -193,7 +241,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
             outcome="closed",
             digest=A,
             contributors=(A,) * m.MAX_PARTICIPANTS,
-            reason="\U0001f980" * m.MAX_SENTENCE_CHARS,
+            reason="\U0001f980" * fence.MAX_SENTENCE_CHARS,
         ),
     ],
     ids=name,
@@ -400,14 +448,14 @@ def test_what_msgpack_cannot_hold_is_not_sent() -> None:
 
 @given(st.text())
 def test_a_sentence_can_be_sent_whatever_it_was(text: str) -> None:
-    refused = m.Refused(code="x", reason=m.sentence(text * 20))
+    refused = m.Refused(code="x", reason=fence.sentence(text * 20))
     assert codec.decode_from_coordinator(codec.encode(refused)) == refused
 
 
 def test_a_sentence_that_fits_stays_as_it_is() -> None:
-    assert m.sentence("x" * 500) == "x" * 500
-    assert m.sentence("x" * 501) == "x" * 497 + "..."
-    assert m.sentence("file \udc80") == "file ?"
+    assert fence.sentence("x" * 500) == "x" * 500
+    assert fence.sentence("x" * 501) == "x" * 497 + "..."
+    assert fence.sentence("file \udc80") == "file ?"
 
 
 # ---- fuzz ----

@@ -1,0 +1,1 @@
+"""Models too big for one node: planned, provisioned, driven, torn down."""

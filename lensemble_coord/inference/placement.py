@@ -1,0 +1,1 @@
+"""Which node computes which layers."""

@@ -1,0 +1,1 @@
+"""One request: prefill, then a token per trip round the ring."""

@@ -1,0 +1,1 @@
+"""A run of a model, from its plan to its teardown."""

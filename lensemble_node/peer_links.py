@@ -1,0 +1,1 @@
+"""Links to other nodes of a chain of stages."""

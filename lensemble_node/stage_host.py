@@ -1,0 +1,1 @@
+"""The stages that this node hosts."""

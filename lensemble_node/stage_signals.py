@@ -1,0 +1,122 @@
+"""What a node daemon and the worker of one stage say to each other; lines as in ``signals``.
+
+``Host`` comes first.  The worker fetches and verifies its weights, loads them and compiles, and
+says ``Hosted``; from then on every ``Ready`` chunk of the inbound edge is one command, answered by
+``Filled`` on the outbound edge or by nothing, then ``Consumed``.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from lensemble.wire.fence import Hash
+from lensemble.wire.stages import MAX_RANGES, TensorPart
+from lensemble_node.signals import (
+    Attach,
+    Attached,
+    Consumed,
+    Detach,
+    Detached,
+    Filled,
+    Ready,
+    Released,
+    Stop,
+)
+from lensemble_node.signals import SignalLine as Line
+
+_Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class Host(Line, frozen=True, kw_only=True, tag=True):
+    """First command.  ``source`` is ``edge``, ``path`` or ``url``; ``place`` the last two's where.
+
+    ``inbound`` and ``outbound`` are the edges of chunks, ``weights`` that of weights (0: none);
+    each is attached by ``Attach``.
+    """
+
+    model: str
+    """Canonical JSON of ``ModelFacts``."""
+
+    manifest_digest: Hash
+    tensors: tuple[TensorPart, ...]
+    first: _Count
+    last: _Count
+    stage: _Count
+    stages: _Count
+    source: Literal["edge", "path", "url"]
+    place: str
+    cache_dir: str
+    cache_bytes: _Count
+    """Most that the cache may hold; 0: no limit."""
+
+    inbound: _Count
+    outbound: _Count
+    weights: _Count
+    ctx: _Count
+    sessions: _Count
+    rows: _Count
+    device: str
+    """As the engine names it; empty: the best there is."""
+
+
+class Wants(Line, frozen=True, kw_only=True, tag=True):
+    """Source ``edge``: send these (offset, length) of the file on the weights edge."""
+
+    ranges: Annotated[tuple[tuple[_Count, _Count], ...], Meta(max_length=MAX_RANGES)]
+
+
+class Advanced(Line, frozen=True, kw_only=True, tag=True):
+    """Bytes while fetching, verifying and loading; steps while compiling."""
+
+    phase: Literal["fetching", "verifying", "loading", "compiling"]
+    done: _Count
+    total: _Count
+
+
+class Hosted(Line, frozen=True, kw_only=True, tag=True):
+    """Weights are bound and every kernel is compiled: the next chunk is computed."""
+
+    weights_bytes: _Count
+    resident_bytes: _Count
+    fetched_bytes: _Count
+    seconds: float
+
+
+class Computed(Line, frozen=True, kw_only=True, tag=True):
+    """One chunk, for the time line: when it was taken up and done, on CLOCK_MONOTONIC."""
+
+    step: _Count
+    rows: _Count
+    began_ns: _Count
+    ended_ns: _Count
+
+
+class RefusedChunk(Line, frozen=True, kw_only=True, tag=True):
+    """A chunk that cannot be computed; the stage goes on."""
+
+    step: _Count
+    code: str
+    message: str
+
+
+class StageFailed(Line, frozen=True, kw_only=True, tag=True):
+    """The worker cannot go on and exits."""
+
+    code: str
+    message: str
+    remediation: str = ""
+
+
+Command: TypeAlias = Host | Attach | Detach | Ready | Released | Stop
+Event: TypeAlias = (
+    Wants
+    | Advanced
+    | Hosted
+    | Computed
+    | RefusedChunk
+    | StageFailed
+    | Attached
+    | Detached
+    | Consumed
+    | Filled
+)

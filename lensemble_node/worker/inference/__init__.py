@@ -1,0 +1,1 @@
+"""The worker of one stage: fetches weights, computes layers."""
