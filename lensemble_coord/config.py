@@ -97,7 +97,17 @@ class RoundsSection(Section):
         gt=0,
         le=604_800,
         description=(
-            "Updates that have not arrived after this many seconds are left out, if a quorum has."
+            "A participant that makes no progress for this many seconds while updates are "
+            "collected is left out, if the others are a quorum; one that is slow and moves is "
+            "waited for, at most 144 times as long."
+        ),
+    )
+    collect_max_s: float = Field(
+        0.0,
+        ge=0,
+        le=31_536_000,
+        description=(
+            "Collect for at most this many seconds, whoever still moves; 0 sets no such limit."
         ),
     )
     max_attempts: int = Field(

@@ -88,7 +88,7 @@ def left_s(advance: Advance, timeout_s: float, next_look_s: float) -> float:
 def outlook(advance: Advance, timeout_s: float, next_look_s: float) -> str:
     """How far it is, whether it moves, and when it is left out."""
     far = describe(advance)
-    if advance.still == 0:
+    if advance.still < CHECKS // 2:
         return f"{far} and it moves; left out if it stalls for {timeout_s:g} s"
     left = left_s(advance, timeout_s, next_look_s)
     return f"{far} and it stands still; left out in {left:.0f} s unless it moves"

@@ -11,7 +11,7 @@ from lensemble.ctl import replies
 from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.training import budget, outer_round
+from lensemble_coord.training import budget, outer_round, patience
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.reception import Reception
 from lensemble_coord.training.record import ContributionRecord
@@ -27,13 +27,19 @@ ACTIVITIES = {
     "sending": "sending update",
     "sent": "update sent",
 }
+MAX_DESCRIBED = 3
+"""Nodes of which a status says how far they are; the rest are named only."""
+
 _TIMERS = {
     outer_round.RoundState.OPEN: (
         outer_round.Timer.GRACE,
         outer_round.Timer.OPEN,
         outer_round.Timer.SHARE,
     ),
-    outer_round.RoundState.COLLECTING: (outer_round.Timer.COLLECT,),
+    outer_round.RoundState.COLLECTING: (
+        outer_round.Timer.COLLECT,
+        outer_round.Timer.COLLECT_END,
+    ),
     outer_round.RoundState.AGGREGATING: (outer_round.Timer.UNMASK,),
     outer_round.RoundState.COMMITTING: (outer_round.Timer.RETRY,),
     outer_round.RoundState.ABORTED: (outer_round.Timer.RETRY,),
@@ -96,11 +102,6 @@ class Observer:
         public = outer_round.public_state(state)
         waiting = outer_round.waiting(state)
         now = trio.current_time()
-        due = [
-            self._rounds.deadlines[timer] - now
-            for timer in _TIMERS.get(public, ())
-            if timer in self._rounds.deadlines
-        ]
         bound, arrived = _counts(state)
         return replies.RoundStatus(
             index=max(0, ground.round - 1)
@@ -108,14 +109,43 @@ class Observer:
             else ground.round,
             attempt=ground.attempt,
             state=str(public),
-            reason=waiting.reason,
+            reason=self._reason(waiting, now),
             since_s=now - self._rounds.since,
-            deadline_in_s=max(0.0, min(due)) if due else None,
+            deadline_in_s=self._due(now),
             waiting_on=tuple(sorted(self._rounds.name(node) for node in waiting.on)),
             quorum=ground.rules.quorum,
             bound=bound,
             arrived=arrived,
         )
+
+    def _due(self, now: float) -> float | None:
+        """Seconds until the round moves by itself, at the latest unless somebody makes progress."""
+        state, deadlines = self._rounds.state, self._rounds.deadlines
+        timers = _TIMERS.get(outer_round.public_state(state), ())
+        due = {timer: deadlines[timer] - now for timer in timers if timer in deadlines}
+        if isinstance(state, outer_round.Collecting) and outer_round.Timer.COLLECT in due:
+            timeout_s, next_look_s = self._patience(now)
+            due[outer_round.Timer.COLLECT] = min(
+                patience.left_s(each, timeout_s, next_look_s) for each in outer_round.awaited(state)
+            )
+        return max(0.0, min(due.values())) if due else None
+
+    def _patience(self, now: float) -> tuple[float, float]:
+        """The collect timeout, and the seconds until it is looked again who has come further."""
+        next_look = self._rounds.deadlines.get(outer_round.Timer.COLLECT, now)
+        return self._rounds.state.ground.rules.collect_timeout_s, next_look - now
+
+    def _reason(self, waiting: outer_round.Waiting, now: float) -> str:
+        """Why the round waits; while it collects, how far those are that it waits for."""
+        state = self._rounds.state
+        if not isinstance(state, outer_round.Collecting):
+            return waiting.reason
+        slowest = sorted(outer_round.awaited(state), key=lambda each: -each.still)[:MAX_DESCRIBED]
+        outlooks = "; ".join(
+            f"{self._rounds.name(each.node)}: {patience.outlook(each, *self._patience(now))}"
+            for each in slowest
+        )
+        return f"{waiting.reason}; {outlooks}" if outlooks else waiting.reason
 
     def _run(self) -> replies.RunStatus | None:
         run = self._store.run

@@ -10,6 +10,7 @@ from lensemble.errors import Response
 from lensemble.ids import Digest, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble_coord.training import outer_round as r
+from lensemble_coord.training import patience
 
 Kind = TypeVar("Kind")
 
@@ -87,6 +88,12 @@ def lost(node: NodeId) -> r.MemberLost:
     return r.MemberLost(node, "link_lost", "its link is gone")
 
 
+def progressed(
+    node: NodeId, phase: str, done: int, total: int, at: tuple[int, int] = (0, 0)
+) -> r.Progressed:
+    return r.Progressed(node, *at, phase, done, total)
+
+
 def summed(at: tuple[int, int] = (0, 0)) -> r.SumDerived:
     return r.SumDerived(*at, SUM)
 
@@ -119,7 +126,8 @@ def armed_in(state: r.State) -> set[str]:
         case r.Sharing():
             return {r.Timer.SHARE}
         case r.Collecting():
-            return {r.Timer.COLLECT}
+            capped = {r.Timer.COLLECT_END} if state.ground.rules.collect_max_s else set()
+            return {r.Timer.COLLECT} | capped
         case r.Unmasking():
             return {r.Timer.UNMASK}
         case r.Aggregating(reason=reason) | r.Committing(reason=reason) if reason:
@@ -348,6 +356,13 @@ class Play(RoundAudit):
 
     def unmasks(self, *nodes: NodeId, at: tuple[int, int] = (0, 0)) -> tuple[r.Action, ...]:
         return self.feed(*(unmasks(node, at) for node in nodes))
+
+    def stalls(self) -> tuple[r.Action, ...]:
+        """A whole collect timeout passes in which nobody comes further."""
+        actions: tuple[r.Action, ...] = ()
+        for _ in range(patience.CHECKS):
+            actions = self.feed(expired(r.Timer.COLLECT))
+        return actions
 
     def commits(self, at: tuple[int, int] = (0, 0)) -> tuple[r.Action, ...]:
         return self.feed(summed(at), diagnosed(at), advanced(at))

@@ -249,7 +249,15 @@ class ScriptedNode:
         )
         return signature
 
-    async def send(self, opening: messages.RoundOpen, words: np.ndarray, signature: bytes) -> None:
+    async def send(
+        self,
+        opening: messages.RoundOpen,
+        words: np.ndarray,
+        signature: bytes,
+        *,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Put the blob on the edge, with ``pause_s`` before each chunk of it."""
         raw = words.data.cast("B")
         header = blob.BlobHeader(
             kind="update",
@@ -264,6 +272,7 @@ class ScriptedNode:
         slot = await self.tx.acquire()
         self.tx.filled(slot, blob.header_chunk(header, self.tx.region.slot(slot)))
         for start, length in blob.data_ranges(header):
+            await trio.sleep(pause_s)
             slot = await self.tx.acquire()
             self.tx.region.slot(slot)[:length] = raw[start : start + length]
             self.tx.filled(slot, length)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -131,6 +132,42 @@ async def test_a_lost_node_is_left_out_and_a_quorum_closes(tmp_path: Path) -> No
         (closed,) = coordinator.serving.closed_rounds
         assert sorted(closed.contributors) == sorted([a.me.node, b.me.node])
         assert [d.node for d in closed.dropped] == [c.me.node]
+
+
+async def test_a_slow_link_that_moves_is_not_cut_and_one_that_stalls_is(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path, open_grace_s=60.0, collect_timeout_s=8.0) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+        coordinator.node("c") as c,
+        coordinator.node("d") as d,
+    ):
+        await coordinator.serving.wait_for_nodes(4)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(a.take_part, 1)
+            nursery.start_soon(b.take_part, 2)
+            stalling = await d.wait_for(messages.RoundOpen)
+            await d.bind(stalling)
+            opening = await c.wait_for(messages.RoundOpen)
+            await c.bind(opening)
+            await c.wait_for(messages.Collect)
+            progress = messages.Progress(**d.fields(stalling), phase="training", done=2, total=5)
+            await d.say(progress)
+            words = c.words(3)
+            signature = await c.announce(opening, words)
+            nursery.start_soon(partial(c.send, opening, words, signature, pause_s=5.0))
+            await trio.sleep(7.5)
+            round_status = coordinator.serving.answers.observer.status().round
+            assert "c: 20% of its update is here and it moves" in round_status.reason
+            assert "d: 40% of its steps are done and it stands still" in round_status.reason
+            assert round_status.deadline_in_s is not None
+            assert round_status.deadline_in_s <= 2.5
+        (closed,) = coordinator.serving.closed_rounds
+        assert trio.current_time() - began > 24
+        assert sorted(closed.contributors) == sorted([a.me.node, b.me.node, c.me.node])
+        assert [(left.node, left.code) for left in closed.dropped] == [(d.me.node, "timeout")]
 
 
 async def test_misbehaviour_is_refused_counted_and_moves_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from lensemble.errors import InvalidTransition, OperatorError, Response
 from lensemble.ids import Digest
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble_coord.training import outer_round as r
+from lensemble_coord.training import patience
 from tests.coord.round_play import (
     PRIOR,
     STRANGER,
@@ -29,6 +30,7 @@ from tests.coord.round_play import (
     lost,
     next_digest,
     only,
+    progressed,
     root,
     shares,
     signature,
@@ -56,7 +58,7 @@ def test_one_round_from_ask_to_close() -> None:
         CancelTimer(r.Timer.OPEN),
         CancelTimer(r.Timer.GRACE),
         r.BeginCollect((A, B)),
-        ArmTimer(r.Timer.COLLECT, 600.0),
+        ArmTimer(r.Timer.COLLECT, 150.0),
     )
     assert play.feed(announced(B)) == ()
     assert play.feed(arrived(B)) == ()
@@ -67,6 +69,7 @@ def test_one_round_from_ask_to_close() -> None:
     )
     assert play.feed(announced(A)) == (
         CancelTimer(r.Timer.COLLECT),
+        CancelTimer(r.Timer.COLLECT_END),
         r.DeriveSum(contributors),
     )
     assert play.feed(summed()) == (r.Diagnose(SUM, contributors),)
@@ -246,18 +249,19 @@ def test_elastic_completion_at_the_collect_timeout() -> None:
     play = Play(A, B, C).opens().collects(A, B, C)
     play.sends(A, C)
     assert r.waiting(play.state) == r.Waiting("waiting for 1 of 3 updates (have 2, quorum 2)", (B,))
-    actions = play.feed(expired(r.Timer.COLLECT))
-    assert kinds(actions) == ["CancelTimer", "DropUpdate", "DeriveSum"]
+    actions = play.stalls()
+    assert kinds(actions) == ["DropUpdate", "CancelTimer", "CancelTimer", "DeriveSum"]
     assert [c.node for c in only(actions, r.DeriveSum).contributors] == [A, C]
     assert isinstance(play.state, r.Aggregating)
-    assert play.state.dropped == (r.Dropped(B, "timeout", "no update within 600 s"),)
+    still = "no progress for 600 s: it has yet to begin"
+    assert play.state.dropped == (r.Dropped(B, "timeout", still),)
 
 
 def test_half_a_contribution_at_the_timeout_is_dropped() -> None:
     play = Play(A, B, C, D).opens().collects(A, B, C, D)
     play.sends(A, B)
     play.feed(announced(C), arrived(D))
-    actions = play.feed(expired(r.Timer.COLLECT))
+    actions = play.stalls()
     assert {a.node for a in actions if isinstance(a, r.DropUpdate)} == {C, D}
     assert [c.node for c in only(actions, r.DeriveSum).contributors] == [A, B]
 
@@ -265,9 +269,106 @@ def test_half_a_contribution_at_the_timeout_is_dropped() -> None:
 def test_collect_timeout_below_the_quorum_aborts() -> None:
     play = Play(A, B, C).opens().collects(A, B, C)
     play.sends(A)
-    abort = only(play.feed(expired(r.Timer.COLLECT)), r.AnnounceAbort)
+    abort = only(play.stalls(), r.AnnounceAbort)
     assert (abort.code, abort.retries) == ("fault_tolerance_exceeded", True)
-    assert abort.reason == "only 1 of the 2 updates needed can arrive, 2 too late"
+    still = "no progress for 600 s: it has yet to begin"
+    assert abort.reason == (
+        f"only 1 of the 2 updates needed can arrive ({B[:12]}: {still}; {C[:12]}: {still})"
+    )
+
+
+# ---- progress ----
+
+
+def looks(play: Play, count: int) -> tuple[r.Action, ...]:
+    actions: tuple[r.Action, ...] = ()
+    for _ in range(count):
+        actions = play.feed(expired(r.Timer.COLLECT))
+    return actions
+
+
+def test_a_slow_node_that_moves_is_waited_for() -> None:
+    play = Play(A, B, C).opens().collects(A, B, C)
+    play.sends(A, C)
+    for done in range(1, 40):
+        play.feed(progressed(B, "sending", done, 40))
+        assert looks(play, 3) == (ArmTimer(r.Timer.COLLECT, 150.0),)
+    play.sends(B)
+    assert isinstance(play.state, r.Aggregating)
+    assert [c.node for c in play.state.contributors] == [A, B, C]
+
+
+def test_only_who_stalls_is_left_out() -> None:
+    play = Play(A, B, C, D).opens().collects(A, B, C, D)
+    play.sends(A)
+    play.feed(progressed(B, "training", 3, 10), progressed(C, "fetching", 1, 4))
+    looks(play, 3)
+    play.feed(progressed(B, "training", 4, 10), announced(D))
+    drops = [a.node for a in looks(play, 1) if isinstance(a, r.DropUpdate)]
+    assert drops == [C, D]
+    assert isinstance(play.state, r.Collecting)
+    reasons = [d.reason for d in play.state.dropped]
+    assert reasons[0] == "no progress for 600 s: 25% of the state is there"
+    assert [each.node for each in r.awaited(play.state)] == [B]
+    play.sends(B)
+    assert isinstance(play.state, r.Aggregating)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("training", 5, 10),
+        ("training", 4, 10),
+        ("training", 6, 11),
+        ("training", 12, 10),
+        ("fetching", 9, 10),
+        ("dreaming", 6, 10),
+    ],
+)
+def test_what_is_no_progress_buys_no_time(said: tuple[str, int, int]) -> None:
+    play = Play(A, B, C).opens().collects(A, B, C)
+    play.sends(A, C)
+    play.feed(progressed(B, "training", 5, 10))
+    looks(play, 3)
+    before = play.state
+    assert play.feed(progressed(B, *said)) == ()
+    assert play.feed(progressed(B, "sending", 1, 10, at=(0, 1))) == ()
+    assert play.feed(progressed(STRANGER, "sending", 1, 10)) == ()
+    assert play.state == before
+    looks(play, 1)
+    assert isinstance(play.state, r.Aggregating)
+
+
+def test_progress_for_ever_does_not_hold_a_round_for_ever() -> None:
+    play = Play(A, B, C).opens().collects(A, B, C)
+    play.sends(A, C)
+    bound = patience.CHECKS * patience.MAX_PATIENCE
+    for done in range(1, bound + 1):
+        assert isinstance(play.state, r.Collecting)
+        play.feed(progressed(B, "sending", done, 1 << 62))
+        looks(play, 1)
+    assert isinstance(play.state, r.Aggregating)
+    assert [c.node for c in play.state.contributors] == [A, C]
+
+
+def test_a_cap_ends_the_wait_for_who_still_moves() -> None:
+    play = Play(A, B, C, collect_max_s=900.0).opens().collects(A, B, C)
+    play.sends(A, C)
+    play.feed(progressed(B, "sending", 1, 2))
+    assert isinstance(play.state, r.Collecting)
+    actions = play.feed(expired(r.Timer.COLLECT_END))
+    assert [a.node for a in actions if isinstance(a, r.DropUpdate)] == [B]
+    assert isinstance(play.state, r.Aggregating)
+
+
+def test_what_a_status_says_of_who_is_waited_for() -> None:
+    moving = patience.Advance(A, "sending", 4, 10)
+    text = "40% of its update is sent and it moves; left out if it stalls for 600 s"
+    assert patience.outlook(moving, 600.0, 120.0) == text
+    still = patience.Advance(A, "waiting", still=2)
+    text = "it holds the state and it stands still; left out in 270 s unless it moves"
+    assert patience.outlook(still, 600.0, 120.0) == text
+    assert patience.describe(patience.Advance(A, "fetching")) == "0% of the state is there"
 
 
 @pytest.mark.parametrize("leaves", [lost, declined])
@@ -712,6 +813,7 @@ EVENTS: dict[str, r.Event] = {
     "spent": declined(A, code="dp_budget_exceeded"),
     "announced": announced(A),
     "arrived": arrived(A),
+    "progress": progressed(A, "training", 1, 2),
     "unmasks": unmasks(A),
     "summed": summed(),
     "diagnosed": diagnosed(),
@@ -735,6 +837,7 @@ declined  .      =     =       =       =      .     .      .      .       .     
 spent     .      stop  stop    stop    =      .     .      .      .       .       .     .
 announced ?      ?     ?       =       ?      ?     ?      ?      ?       ?       ?     ?
 arrived   ?      ?     ?       =       ?      ?     ?      ?      ?       ?       ?     ?
+progress  .      .     .       =       .      .     .      .      .       .       .     .
 unmasks   ?      ?     ?       ?       =      ?     ?      ?      ?       ?       ?     ?
 summed    .      !     !       !       !      align !      !      !       !       .     .
 diagnosed .      !     !       !       !      !     commit !      !       !       .     .
@@ -745,7 +848,8 @@ abort     .      stop  stop    stop    stop   stop  stop   =      =       =     
 t_open    .      retry .       .       .      .     .      .      .       .       .     .
 t_grace   .      .     .       .       .      .     .      .      .       .       .     .
 t_share   .      .     retry   .       .      .     .      .      .       .       .     .
-t_collect .      .     .       retry   .      .     .      .      .       .       .     .
+t_collect .      .     .       =       .      .     .      .      .       .       .     .
+t_collect_end . .     .       .       .      .     .      .      .       .       .     .
 t_unmask  .      .     .       .       retry  .     .      .      .       .       .     .
 t_retry   .      .     .       .       .      .     .      .      .       mcommit open  .
 t_other   .      .     .       .       .      .     .      .      .       .       .     .

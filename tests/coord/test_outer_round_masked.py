@@ -65,7 +65,7 @@ def unmasking(*here: NodeId, without: tuple[NodeId, ...] = (), **rules: object) 
     play = masked(*here, **rules).collects(*here)
     play.sends(*(node for node in here if node not in without))
     if without:
-        play.feed(expired(r.Timer.COLLECT))
+        play.stalls()
     assert isinstance(play.state, r.Unmasking)
     return play
 
@@ -112,10 +112,11 @@ def test_one_masked_round_from_ask_to_close() -> None:
     assert play.feed(shares(A)) == (
         CancelTimer(r.Timer.SHARE),
         r.BeginCollect((A, B, C)),
-        ArmTimer(r.Timer.COLLECT, 600.0),
+        ArmTimer(r.Timer.COLLECT, 150.0),
     )
     assert play.sends(C, A, B) == (
         CancelTimer(r.Timer.COLLECT),
+        CancelTimer(r.Timer.COLLECT_END),
         r.RequestUnmask((A, B, C), ()),
         ArmTimer(r.Timer.UNMASK, 15.0),
     )
@@ -342,7 +343,7 @@ def test_updates_below_the_threshold_abort_at_once_though_they_are_a_quorum() ->
 def test_updates_below_the_threshold_at_the_timeout_abort() -> None:
     play = masked(A, B, C, D, E).collects(A, B, C, D, E)
     play.sends(A, B)
-    assert_retried(play.feed(expired(r.Timer.COLLECT)), "fault_tolerance_exceeded", play)
+    assert_retried(play.stalls(), "fault_tolerance_exceeded", play)
 
 
 def test_survivors_and_dropouts_are_exactly_those_who_were_told_to_collect() -> None:
@@ -356,7 +357,7 @@ def test_survivors_and_dropouts_are_exactly_those_who_were_told_to_collect() -> 
             each.feed(*(shares(node) for node in sent), expired(r.Timer.SHARE))
             rest = tuple(node for node in told if node not in late)
             asked = each.sends(*rest)
-            asked = each.feed(expired(r.Timer.COLLECT)) if late else asked
+            asked = each.stalls() if late else asked
             assert survivors(asked) == (rest, late)
 
 

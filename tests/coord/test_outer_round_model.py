@@ -1,5 +1,6 @@
 """Random lives of a round: whatever comes in whatever order, the audit's promises hold."""
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -130,6 +131,21 @@ class RoundLife(RuleBasedStateMachine):
     def arrive(self, node: NodeId, torn: bool) -> None:
         digest = play.PRIOR if torn else play.update_digest(node)
         self.feed(play.arrived(node, self.at, digest=digest))
+
+    @rule(
+        node=NODES,
+        phase=st.sampled_from(["fetching", "training", "sending", "arriving", "none"]),
+        done=st.integers(0, 4),
+        total=st.integers(2, 3),
+    )
+    def progress(self, node: NodeId, phase: str, done: int, total: int) -> None:
+        before = self.audit.state
+        self.feed(play.progressed(node, phase, done, total, self.at))
+        after = self.audit.state
+        if isinstance(before, r.Collecting):
+            assert msgspec.structs.replace(after, advances=before.advances) == before
+        else:
+            assert after == before
 
     @rule(node=NODES)
     def share(self, node: NodeId) -> None:
