@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import (
     CheckpointIntegrityError,
     ContractViolation,
@@ -104,6 +105,7 @@ class CheckpointWriter:
         with files.storage(root, size):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._part = Path(tempfile.mkdtemp(prefix=PART_PREFIX, dir=root))
+            reached("checkpoint.begun", lineage.kind)
             self._fd = os.open(self._part / WEIGHTS_NAME, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             with files.storage(root, size):
@@ -151,13 +153,17 @@ class CheckpointWriter:
         digest = self._running.hexdigest()
         target = self._root / digest
         with files.storage(target, self._layout.nbytes):
+            reached("checkpoint.written", self._lineage.kind)
             os.fsync(self._fd)
+            reached("checkpoint.flushed", self._lineage.kind)
             files.write_durably(self._part / HEADER_NAME, self._header(digest))
             if target.exists() and not _is_sound(target):
                 shutil.rmtree(target)
             if not target.exists():
                 self._part.rename(target)
+            reached("checkpoint.named", self._lineage.kind)
             files.flush_directory(self._root)
+            reached("checkpoint.listed", self._lineage.kind)
         self.abandon()
         return digest
 
@@ -350,9 +356,11 @@ def sweep_orphans(root: Path, keep: Container[str]) -> tuple[str, ...]:
                 # A name that no reader takes for a checkpoint, should we die half-way.
                 doomed = root / f"{PART_PREFIX}doomed-{entry.name}"
                 entry.rename(doomed)
+                reached("sweep.doomed", root)
                 shutil.rmtree(doomed)
             else:
                 entry.unlink()
+            reached("sweep.removed", root)
             removed.append(entry.name)
         files.flush_directory(root)
     return tuple(removed)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lensemble.crash_points import reached
 from lensemble.errors import OutOfMemory, StorageError
 
 PIECE_BYTES = 1 << 20
@@ -106,14 +107,18 @@ def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
         try:
             os.fchmod(fd, mode)
             write_all(fd, content, 0)
+            reached("file.written", path)
             os.fsync(fd)
+            reached("file.flushed", path)
             os.replace(part, path)
+            reached("file.named", path)
         except BaseException:
             os.unlink(part)
             raise
         finally:
             os.close(fd)
         flush_directory(path.parent)
+        reached("file.listed", path)
 
 
 def read_limited(path: Path, limit: int) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from lensemble.crash_points import reached
 from lensemble.errors import StorageError
 from lensemble.ids import NodeId
 
@@ -98,13 +99,17 @@ def load_or_create(path: Path) -> Identity:
         with os.fdopen(fd, "wb") as file:
             file.write(fresh.seed)
             file.flush()
+            reached("identity.written")
             os.fsync(fd)
+        reached("identity.flushed")
         # A link, unlike a rename, keeps the key of another process that was quicker.
         try:
             os.link(part, path)
+            reached("identity.named")
         finally:
             os.unlink(part)
         _sync_directory(path.parent)
+        reached("identity.listed")
     except FileExistsError:
         return load(path)
     except OSError as error:

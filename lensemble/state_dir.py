@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import StorageError
 
 LOCK_NAME = "lock"
@@ -45,3 +46,4 @@ def _take(fd: int, path: Path) -> None:
     with files.storage(path):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    reached("lock.taken")

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from lensemble.crash_points import reached
 from lensemble.errors import ContractViolation, FrameError, LinkLost
 from lensemble.transport.driver import Driver, Link, PeerAddress
 from lensemble.wire import codec
@@ -28,7 +29,7 @@ class Call:
         self._hear = hear
         self._scope = trio.CancelScope()
         self._farewell = ""
-        self._outbox, self._letters = trio.open_memory_channel[bytes](OUTBOX_MESSAGES)
+        self._outbox, self._letters = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MESSAGES)
 
     async def attend(self) -> None:
         """Dial, serve the link to its end, and say why it ended."""
@@ -47,10 +48,10 @@ class Call:
         self.over.set()
         await self._hear(LinkDown(self.number, cause))
 
-    def say(self, payload: bytes) -> None:
-        """Queue one control payload; a link that takes no more of them is given up."""
+    def say(self, kind: str, payload: bytes) -> None:
+        """Queue a control payload, a ``kind``; a link that takes no more of them is given up."""
         try:
-            self._outbox.send_nowait(payload)
+            self._outbox.send_nowait((kind, payload))
         except trio.WouldBlock:
             self._farewell = f"{OUTBOX_MESSAGES} messages wait to be sent"
             self._scope.cancel()
@@ -91,8 +92,10 @@ class Call:
 
     async def _post(self, link: Link) -> None:
         try:
-            async for letter in self._letters:
+            async for kind, letter in self._letters:
+                reached("message.made", kind)
                 await link.send(letter)
+                reached("message.sent", kind)
         except LinkLost:
             # The listener is told the same, and says so.
             return

@@ -354,7 +354,7 @@ class Member:
         if isinstance(message, messages.Progress):
             self.progress = message
         if self._call is not None:
-            self._call.say(payload)
+            self._call.say(type(message).__name__, payload)
 
     def _hang_up(self, number: int, reason: str) -> None:
         if self._call is not None and self._call.number == number:

@@ -69,6 +69,11 @@ class Provisioner:
         self._log = logger("provisioner")
         self.state: provision.State = provision.Bare()
 
+    @property
+    def leased_bytes(self) -> int:
+        """Address space of the arena that edges hold now."""
+        return self._leases.arena.leased_bytes()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:

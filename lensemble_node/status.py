@@ -38,6 +38,7 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         shares_norms=config.share.norms and member.budget is None,
         privacy=_privacy(member),
         edges=tuple(_edge(end, moved) for end, moved in member.provisioner.ends()),
+        leased_bytes=member.provisioner.leased_bytes,
         refused=refused,
         field_use=member.field_use,
         rss_bytes=rss_bytes("self"),

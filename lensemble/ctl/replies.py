@@ -232,6 +232,8 @@ class CoordinatorStatus(_Fact, frozen=True, kw_only=True, tag=True):
     refused: dict[str, int] = {}
     """Refused input by reason: unknown peers, malformed messages, ctl lines, log records."""
     storage: StorageStatus | None = None
+    leased_bytes: int = 0
+    """Of the arena, by the edges there are."""
     rss_bytes: int = 0
     alerts: tuple[str, ...] = ()
 
@@ -258,6 +260,8 @@ class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
     """Of the last update: its largest coordinate over the most the field has room for."""
     """Where the workload asks for noise."""
     edges: tuple[EdgeStatus, ...] = ()
+    leased_bytes: int = 0
+    """Of the arena, by the edges there are."""
     refused: dict[str, int] = {}
     rss_bytes: int = 0
     alerts: tuple[str, ...] = ()

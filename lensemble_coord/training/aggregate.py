@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import (
     AggregationError,
     ContractViolation,
@@ -117,6 +118,7 @@ def fold(addends: Sequence[Addend], layout: ParamLayout, out: Path) -> SumFacts:
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.posix_fallocate(fd, 0, layout.nbytes)
+            reached("sum.begun")
             for piece in summed_pieces(addends, layout.nbytes):
                 raw = piece.data.cast("B")
                 running.update(raw)
@@ -124,7 +126,9 @@ def fold(addends: Sequence[Addend], layout: ParamLayout, out: Path) -> SumFacts:
                 offset += len(raw)
                 signed = piece.view(np.int32)
                 largest = max(largest, int(signed.max()), -int(signed.min()))
+            reached("sum.written")
             os.fsync(fd)
+            reached("sum.flushed")
         finally:
             os.close(fd)
     return SumFacts(running.hexdigest(), out, count_of(addends), largest)
@@ -165,7 +169,9 @@ def derive_sum(
         target = directory / (facts.field_sum_digest + SUM_SUFFIX)
         with files.storage(target):
             part.replace(target)
+            reached("sum.named")
             files.flush_directory(directory)
+            reached("sum.listed")
     finally:
         part.unlink(missing_ok=True)
     return msgspec.structs.replace(facts, path=target)

@@ -15,6 +15,7 @@ import trio
 
 from lensemble import files, seeds
 from lensemble.actor import Timers, run_machine
+from lensemble.crash_points import reached
 from lensemble.errors import (
     LensembleError,
     OperatorError,
@@ -200,6 +201,7 @@ class Rounds:
             now = trio.current_time()
             name = str(outer_round.public_state(before))
             self._seconds[name] = self._seconds.get(name, 0.0) + now - self.since
+            reached("round.entered", type(state).__name__)
             self.since = now
         if isinstance(state, outer_round.Collecting | outer_round.Committing):
             self._left_out = state.dropped

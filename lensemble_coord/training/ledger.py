@@ -15,6 +15,7 @@ import msgspec
 from pydantic import ValidationError
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import LedgerIntegrityError, StorageError
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.workload import Workload
@@ -94,8 +95,11 @@ class Ledger:
         made.append(first)
         made.close()
         with files.storage(path):
+            reached("ledger.made")
             part.rename(path)
+            reached("ledger.named")
             files.flush_directory(path.parent)
+            reached("ledger.listed")
         return cls(path)
 
     def _read_meta(self) -> None:

@@ -72,6 +72,11 @@ class Reception:
             masked=config.rounds.masked,
         )
 
+    @property
+    def leased_bytes(self) -> int:
+        """Address space of the arena that edges hold now."""
+        return self._ground.leases.arena.leased_bytes()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -16,6 +16,7 @@ import trio
 
 from lensemble import blob, files, identity
 from lensemble.checkpoint import Checkpoint
+from lensemble.crash_points import reached
 from lensemble.edge.arena import Region
 from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import (
@@ -253,10 +254,12 @@ class Session:
 
     async def _post(self) -> None:
         async for message in self._letters:
+            reached("message.made", type(message).__name__)
             try:
                 await self.link.send(codec.encode(message))
             except LinkLost:
                 return
+            reached("message.sent", type(message).__name__)
 
     def _cut_off(self, code: str, reason: str) -> None:
         """End the session, whatever it waits for."""
@@ -482,6 +485,7 @@ class Session:
         try:
             slot = await pair.tx.acquire()
             pair.tx.filled(slot, blob.header_chunk(header, pair.tx.region.slot(slot)))
+            reached("state.sent", "header")
             with (
                 files.storage(checkpoint.weights),
                 checkpoint.weights.open("rb", buffering=0) as file,
@@ -495,10 +499,12 @@ class Session:
                     await trio.to_thread.run_sync(read)
                     pair.tx.filled(slot, length)
                     self.moved["state"] += length
+                    reached("state.sent", "data")
             slot = await pair.tx.acquire()
             pair.tx.filled(
                 slot, blob.trailer_chunk(checkpoint.digest, b"", pair.tx.region.slot(slot))
             )
+            reached("state.sent", "trailer")
         except (EdgeFault, StorageError) as error:
             self._break_edges(error.message)
             return

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import ContractViolation, StorageError
 from lensemble.files import PIECE_BYTES
 from lensemble.ids import NodeId
@@ -63,6 +64,7 @@ class SpoolFile:
         with files.storage(self._where, self.total_bytes):
             files.write_all(self._fd, piece, offset)
         self.filled = max(self.filled, end)
+        reached("spool.written")
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` (writable bytes) from byte ``offset``."""
@@ -87,8 +89,10 @@ class SpoolFile:
             return
         os.close(self._fd)
         self._fd = -1
+        reached("spool.closed")
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            reached("spool.removed")
         self._spool.give_back(self)
 
     def __enter__(self) -> Self:
@@ -184,4 +188,5 @@ class Spool:
                 os.close(fd)
                 path.unlink()
                 raise
+        reached("spool.opened")
         return SpoolFile(self, participant, fd, path)

@@ -93,6 +93,7 @@ class Observer:
                 spool_bytes=store.spool.memory_bytes + store.spool.disk_bytes,
                 free_bytes=store.free_bytes(),
             ),
+            leased_bytes=self._reception.leased_bytes,
             rss_bytes=rss_bytes(),
             alerts=warnings(store),
         )

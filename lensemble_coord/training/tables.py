@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import LedgerIntegrityError, SchemaVersionMismatch, StorageError
 from lensemble.logs import logger
 
@@ -124,6 +125,8 @@ class SealedTables:
     def __init__(self, path: Path, *, create: bool) -> None:
         self.path = path
         self._lock = threading.RLock()
+        self._first = ""
+        """The table that the transaction in progress changed first."""
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         with files.storage(path):
             os.close(os.open(path, flags, 0o600))
@@ -199,9 +202,12 @@ class SealedTables:
                 yield
                 return
             self._connection.execute("BEGIN IMMEDIATE")
+            self._first = ""
             try:
                 yield
+                reached("transaction.made", self._first)
                 self._connection.execute("COMMIT")
+                reached("transaction.committed", self._first)
             except BaseException:
                 if self._in_transaction():
                     self._connection.execute("ROLLBACK")
@@ -216,6 +222,7 @@ class SealedTables:
     def _truncate_wal(self) -> None:
         """Move the log into the database; frames of an earlier log never stay behind in it."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        reached("ledger.settled")
 
     def settle(self) -> None:
         """Leave everything in the one file, so that a plain copy of it is whole."""
@@ -274,6 +281,7 @@ class SealedTables:
         values = [row[column] for column in _columns(table)]
         marks = ", ".join("?" * (len(values) + 1))
         with self.transaction():
+            self._first = self._first or table
             self._connection.execute(
                 f"{verb} INTO {table} VALUES ({marks})",
                 [*values, seal(table, values)],
@@ -295,6 +303,7 @@ class SealedTables:
     def delete(self, table: str, rest: str, values: Sequence[Value] = ()) -> None:
         """Delete the rows of ``table`` that ``rest`` (SQL from WHERE on) selects."""
         with self.transaction():
+            self._first = self._first or table
             self._connection.execute(
                 f"DELETE FROM {table} {rest}",  # noqa: S608 - names are constants
                 values,

@@ -4,6 +4,7 @@ import os
 import select
 from collections import deque
 
+from lensemble.crash_points import reached
 from lensemble.errors import WorkerFault
 from lensemble_node import signals
 
@@ -31,6 +32,7 @@ class Port:
         Raises:
             DaemonGone: nobody reads.
         """
+        reached("worker.says", type(event).__name__)
         left = memoryview(signals.line(event))
         try:
             while left.nbytes:

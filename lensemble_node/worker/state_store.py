@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import CheckpointIntegrityError
 from lensemble.ids import Digest
 from lensemble.params import (
@@ -80,8 +81,11 @@ class StateStore:
         """The partial file of ``digest`` is whole and its digest was verified on the way."""
         part = self._part(digest)
         with files.storage(part):
+            reached("state.received")
             os.replace(part, self._path(digest))
+            reached("state.named")
         self._settle(digest)
+        reached("state.settled")
 
     def forget_part(self, digest: Digest) -> None:
         """What lies here of ``digest`` turned out to be something else."""
@@ -140,6 +144,7 @@ class PartFile:
             if offset == 0:
                 os.ftruncate(self._fd, 0)
             files.write_all(self._fd, piece, offset)
+        reached("state.written")
 
     def close(self) -> None:
         os.close(self._fd)

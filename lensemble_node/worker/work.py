@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from pydantic import ValidationError
 
 from lensemble import blob
+from lensemble.crash_points import reached
 from lensemble.edge.arena import Arena
 from lensemble.errors import (
     ArtifactError,
@@ -440,15 +441,18 @@ class Worker:
         )
         slot = self._empty_slot(ring)
         self._filled(ring, slot, blob.header_chunk(header, ring.slot(slot)))
+        reached("update.sent", "header")
         for start, length in blob.data_ranges(header):
             slot = self._empty_slot(ring)
             outgoing.read_into(start, ring.slot(slot)[:length])
             self._filled(ring, slot, length)
+            reached("update.sent", "data")
             if pace.due():
                 self._tell(at, "sending", start + length, total)
         slot = self._empty_slot(ring)
         signature = bytes.fromhex(job.signature)
         self._filled(ring, slot, blob.trailer_chunk(outgoing.digest, signature, ring.slot(slot)))
+        reached("update.sent", "trailer")
         self._forget_masks()
         self._port.say(signals.Sent(round=job.round, attempt=job.attempt))
 

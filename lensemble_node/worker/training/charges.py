@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import LedgerIntegrityError, PrivacyBudgetExceeded
 from lensemble.ids import Digest
 from lensemble.privacy import accountant
@@ -291,7 +292,9 @@ def _append_durably(path: Path, line: bytes) -> None:
         size = os.fstat(fd).st_size
         try:
             files.write_all(fd, line, size)
+            reached("charge.written", path)
             os.fsync(fd)
+            reached("charge.flushed", path)
         except OSError:
             # Known not to have left: the half of a line would count as a charge at the next start.
             os.ftruncate(fd, size)

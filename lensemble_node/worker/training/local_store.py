@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from lensemble import files
+from lensemble.crash_points import reached
 from lensemble.errors import ArtifactError, CheckpointIntegrityError
 from lensemble.ids import Digest
 from lensemble.secagg.field import FieldVector
@@ -114,8 +115,11 @@ class LocalStore:
             write_atomically(part / HEAD, save(head))
             write_atomically(part / OPTIMIZER, save(optimizer))
             write_atomically(part / CURSOR, msgspec.json.encode(cursor))
+            reached("pending.written")
             part.rename(place)
+            reached("pending.named")
             files.flush_directory(self._local)
+            reached("pending.listed")
 
     def adopt(self, round_index: int) -> bool:
         """Make the candidate of ``round_index`` this node's state; repeating it changes nothing.
@@ -127,9 +131,11 @@ class LocalStore:
             if place.is_dir():
                 decided = self._local / f"adopt-{round_index}"
                 place.rename(decided)
+                reached("adopt.decided")
                 files.flush_directory(self._local)
                 self._move_in(decided)
             self._clear_through(round_index)
+            reached("adopt.cleared")
             return self._adopted().round_index == round_index
 
     def _clear_through(self, round_index: int) -> None:
@@ -174,7 +180,9 @@ class LocalStore:
         for name in _FILES:
             if (decided / name).exists():
                 (decided / name).replace(self._local / name)
+                reached("adopt.moved", name)
         files.flush_directory(self._local)
+        reached("adopt.listed")
         _remove(decided)
 
     # ---- the released vector ----

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lensemble import files
+from lensemble.crash_points import reached
 
 PART = ".part"
 
@@ -21,12 +22,16 @@ def write_atomically(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -
             with open(part, "wb", opener=_private) as file:
                 file.writelines((pieces,) if isinstance(pieces, bytes) else pieces)
                 file.flush()
+                reached("local.written", path)
                 os.fsync(file.fileno())
+            reached("local.flushed", path)
             part.replace(path)
+            reached("local.named", path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
         files.flush_directory(path.parent)
+        reached("local.listed", path)
 
 
 def _private(path: str, flags: int) -> int:
