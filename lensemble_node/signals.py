@@ -316,24 +316,27 @@ _commands: "msgspec.json.Decoder[Command]" = msgspec.json.Decoder(Command)
 _events: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 
-def line(message: Command | Event) -> bytes:
+def line(message: SignalLine) -> bytes:
     """One JSON line, newline included."""
     return _encoder.encode(message) + b"\n"
 
 
 def parse_command(raw: bytes) -> Command:
     """Raises ``WorkerFault`` for a line that is no command."""
-    return _parse(raw, _commands)
+    return parse_line(raw, _commands)
 
 
 def parse_event(raw: bytes) -> Event:
     """Raises ``WorkerFault`` for a line that is no event."""
-    return _parse(raw, _events)
+    return parse_line(raw, _events)
 
 
-def _parse(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
-    if len(raw) > MAX_LINE_BYTES:
-        raise WorkerFault(f"a line of {len(raw)} bytes is over {MAX_LINE_BYTES}")
+def parse_line(
+    raw: bytes, decoder: "msgspec.json.Decoder[Parsed]", limit: int = MAX_LINE_BYTES
+) -> Parsed:
+    """Raises ``WorkerFault`` for a line of over ``limit`` bytes, or that is none of ``decoder``."""
+    if len(raw) > limit:
+        raise WorkerFault(f"a line of {len(raw)} bytes is over {limit}")
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

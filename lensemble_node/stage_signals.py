@@ -7,6 +7,7 @@ says ``Hosted``; from then on every ``Ready`` chunk of the inbound edge is one c
 
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from lensemble.wire.fence import Hash
@@ -21,8 +22,12 @@ from lensemble_node.signals import (
     Ready,
     Released,
     Stop,
+    parse_line,
 )
 from lensemble_node.signals import SignalLine as Line
+
+MAX_LINE_BYTES = 1 << 21
+"""Longest line in either direction: ``Host`` of a model with ``MAX_TENSORS`` tensors."""
 
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
@@ -120,3 +125,16 @@ Event: TypeAlias = (
     | Consumed
     | Filled
 )
+
+_commands: "msgspec.json.Decoder[Command]" = msgspec.json.Decoder(Command)
+_events: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
+
+
+def parse_command(raw: bytes) -> Command:
+    """Raises ``WorkerFault`` for a line that is no command to a stage's worker."""
+    return parse_line(raw, _commands, MAX_LINE_BYTES)
+
+
+def parse_event(raw: bytes) -> Event:
+    """Raises ``WorkerFault`` for a line that is no event of a stage's worker."""
+    return parse_line(raw, _events, MAX_LINE_BYTES)

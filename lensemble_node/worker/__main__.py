@@ -30,7 +30,7 @@ def main() -> int:
 def _work(options: argparse.Namespace) -> int:
     guard.die_with(options.parent)
     guard.limit(options.memory_bytes, options.niceness)
-    port = Port(0, guard.keep_stdout_clean())
+    port = Port(0, guard.keep_stdout_clean(), signals.parse_command)
     arena = Arena.attach(options.arena_fd)
     if arena.nbytes != options.arena_bytes:
         print(f"an arena of {arena.nbytes} bytes, not {options.arena_bytes}", file=sys.stderr)  # noqa: T201

@@ -3,22 +3,36 @@
 import os
 import select
 from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from lensemble.crash_points import reached
 from lensemble.errors import WorkerFault
 from lensemble_node import signals
 
 _READ_BYTES = 1 << 16
+Heard = TypeVar("Heard")
 
 
 class DaemonGone(Exception):
     """The other end of the pipes is closed; there is nobody left to work for."""
 
 
-class Port:
-    """Reads commands from ``source`` and writes events to ``sink``, both descriptors of pipes."""
+class Port(Generic[Heard]):
+    """Reads commands from ``source`` and writes events to ``sink``, both descriptors of pipes.
 
-    def __init__(self, source: int, sink: int) -> None:
+    ``parse`` makes a command of a line of up to ``limit`` bytes.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        sink: int,
+        parse: Callable[[bytes], Heard],
+        limit: int = signals.MAX_LINE_BYTES,
+    ) -> None:
+        self._parse = parse
+        self._limit = limit
         self._source = source
         self._sink = sink
         self._buffer = bytearray()
@@ -26,7 +40,7 @@ class Port:
         self._poll = select.poll()
         self._poll.register(source, select.POLLIN)
 
-    def say(self, event: signals.Event) -> None:
+    def say(self, event: signals.SignalLine) -> None:
         """Write ``event``.
 
         Raises:
@@ -40,7 +54,7 @@ class Port:
         except BrokenPipeError as error:
             raise DaemonGone from error
 
-    def wait(self) -> signals.Command:
+    def wait(self) -> Heard:
         """The next command.
 
         Raises:
@@ -49,15 +63,15 @@ class Port:
         """
         while not self._lines:
             self._read()
-        return signals.parse_command(self._lines.popleft())
+        return self._parse(self._lines.popleft())
 
-    def look(self) -> signals.Command | None:
+    def look(self) -> Heard | None:
         """The next command if there is one already; raises as ``wait``."""
         while not self._lines:
             if not self._poll.poll(0):
                 return None
             self._read()
-        return signals.parse_command(self._lines.popleft())
+        return self._parse(self._lines.popleft())
 
     def _read(self) -> None:
         piece = os.read(self._source, _READ_BYTES)
@@ -68,5 +82,5 @@ class Port:
         if end:
             self._lines.extend(bytes(self._buffer[:end]).splitlines())
             del self._buffer[:end]
-        elif len(self._buffer) > signals.MAX_LINE_BYTES:
-            raise WorkerFault(f"a line of over {signals.MAX_LINE_BYTES} bytes")
+        elif len(self._buffer) > self._limit:
+            raise WorkerFault(f"a line of over {self._limit} bytes")

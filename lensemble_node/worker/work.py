@@ -143,7 +143,7 @@ def _source(configure: signals.Configure) -> DataSource | None:
 class Worker:
     """Obeys ``port`` with the slots of ``arena`` until told to stop."""
 
-    def __init__(self, port: Port, arena: Arena) -> None:
+    def __init__(self, port: Port[signals.Command], arena: Arena) -> None:
         self._port = port
         self._rings = Rings(arena)
         self._backlog: deque[Job] = deque()
