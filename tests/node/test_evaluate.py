@@ -1,4 +1,6 @@
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +75,48 @@ def test_a_collapsed_latent_shows_in_std_and_r2_and_not_as_success(
     assert scores.std < 0.1
     assert scores.linear_r2 < 0.5
     assert scores.state5 > healthy.state5
+    assert (healthy.collapsed, scores.collapsed) == (False, True)
+    # A rank is no alarm: only the scale has changed.
+    assert scores.dimension == pytest.approx(healthy.dimension, rel=1e-3)
+
+
+def test_an_alarm_needs_both_and_takes_what_is_no_number_for_collapse() -> None:
+    def alarm(std: float, r2: float) -> bool:
+        return Scores(1.0, 1.0, r2, std, 1.0, (1.0,)).collapsed
+
+    assert [alarm(0.01, 0.9), alarm(1.0, 0.1), alarm(0.01, 0.1)] == [False, False, True]
+    assert alarm(math.nan, math.nan)
+
+
+def test_the_error_over_the_horizon_goes_as_far_as_asked(folder: Path, warm: np.ndarray) -> None:
+    pair = (folder / "node0.h5", folder / "heldout-0.h5")
+    (scores,) = Evaluator(WORKLOAD, [Domain.read(*pair, WORKLOAD, 9)]).score(warm)
+    assert len(scores.horizon) == 9
+    assert scores.state5 == scores.horizon[4]
+    assert np.isfinite(scores.horizon).all()
+    mean = Scores.mean([scores, replace(scores, std=0.0, horizon=(0.0,) * 9)])
+    assert mean.std == pytest.approx(scores.std / 2)
+    assert mean.horizon == pytest.approx(tuple(each / 2 for each in scores.horizon))
+
+
+def test_one_data_set_in_one_place_is_that_node_alone(folder: Path, warm: np.ndarray) -> None:
+    alone = baseline.local_only(WORKLOAD, folder / "node0.h5", warm, 25, "n0")
+    central = baseline.centralised(WORKLOAD, [folder / "node0.h5"], warm, 25, ["n0"])
+    assert np.array_equal(central, alone)
+
+
+def test_one_place_learns_from_all_data(
+    folder: Path, domains: list[Domain], warm: np.ndarray
+) -> None:
+    data = [folder / f"node{i}.h5" for i in range(2)]
+    few = [
+        baseline.centralised(WORKLOAD, data[::way], warm, 3, ["n0", "n1"][::way]) for way in (1, -1)
+    ]
+    assert np.allclose(*few, atol=1e-5)
+    both = baseline.centralised(WORKLOAD, data, warm, 200, ["n0", "n1"])
+    evaluator = Evaluator(WORKLOAD, domains)
+    before, after = (Scores.mean(evaluator.score(flat)) for flat in (warm, both))
+    assert after.latent < before.latent
 
 
 def test_parameters_that_are_not_finite_are_refused(domains: list[Domain]) -> None:
@@ -123,6 +167,10 @@ def test_commands_warm_start_train_alone_and_score(
     capsys.readouterr()
     expected = baseline.local_only(WORKLOAD, folder / "node0.h5", warm, 30, "n0")
     assert np.array_equal(read_parameters(alone, WORKLOAD), expected)
+    central = tmp_path / "central.f32"
+    arguments = ["--data", data, data, "--out", str(central), "--start", str(start)]
+    assert baseline.main(["central", *common, *arguments, "--steps", "3"]) == 0
+    capsys.readouterr()
 
     pairs = []
     for index in range(2):
@@ -131,7 +179,9 @@ def test_commands_warm_start_train_alone_and_score(
     evaluate.main([*common, *pairs, "--parameters", str(start), str(alone), "--json"])
     answers = json.loads(capsys.readouterr().out)
     assert [a["parameters"] for a in answers] == [str(start), str(alone)]
-    assert set(answers[0]["mix"]) == {"latent", "state5", "linear_r2", "std"}
+    assert set(answers[0]["mix"]) == {
+        *("latent", "state5", "linear_r2", "std", "dimension", "horizon", "collapsed")
+    }
     assert set(answers[0]["domains"]) == {str(folder / f"heldout-{i}.h5") for i in range(2)}
     evaluate.main([*common, *pairs, "--parameters", str(start)])
     assert "state5" in capsys.readouterr().out

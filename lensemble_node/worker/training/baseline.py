@@ -1,14 +1,17 @@
-"""Training outside a federation, by the same inner loop: local-only baselines and warm starts.
+"""Training outside a federation, by the same inner loop: baselines and warm starts.
 
 ``local`` trains one node's data alone from given parameters, in as many steps as a federation
-takes, under the same schedule and sketches.  ``warmstart`` trains public data from the workload's
+takes, under the same schedule and sketches.  ``central`` trains all data in one place, each step
+on a batch of every file, with a head for each: what a federation would be without its distance.
+``warmstart`` trains public data from the workload's
 seed and writes what round 0 starts from.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +82,44 @@ def warm_start(workload: Workload, data: Path, steps: int) -> FlatParameters:
     return train(workload, data, initial_parameters(workload), once, WARM_START_NODE)
 
 
+def centralised(
+    workload: Workload,
+    data: Sequence[Path],
+    start: FlatParameters,
+    steps: int,
+    nodes: Sequence[str],
+) -> FlatParameters:
+    """Parameters after ``steps`` steps on the mean gradient of all ``data``, one step at a time.
+
+    Raises:
+        DatasetError, Diverged: as ``train``.
+    """
+    task = world_task(workload)
+    learners = []
+    with ExitStack() as opened:
+        for path, node in zip(data, nodes, strict=True):
+            dataset = opened.enter_context(open_dataset(DataSource(path)))
+            dataset.expect(task.observation_dim)
+            learner = Learner(workload, dataset.windows(task.history), dataset.action_dim, node)
+            learner.load(start, LocalState())
+            learners.append(learner)
+        for segment in rounds(workload, steps):
+            for step in range(segment.steps):
+                _together(learners, segment, step)
+        return learners[0].weights().copy()
+
+
+def _together(learners: Sequence[Learner], segment: Segment, step: int) -> None:
+    """One step of all ``learners`` on their mean gradient; equal weights stay equal."""
+    for learner in learners:
+        learner.slope(segment, step)
+    slopes = [learner.gradients[0] for learner in learners]
+    mean = np.mean(slopes, axis=0, dtype=np.float64).astype(np.float32)
+    for learner, slope in zip(learners, slopes, strict=True):
+        slope[...] = mean
+        learner.descend(segment, step)
+
+
 def write_parameters(path: Path, workload: Workload, flat: FlatParameters) -> None:
     """``flat`` as ``.f32`` (raw, little-endian), else as safetensors named by the layout."""
     if path.suffix == RAW:
@@ -106,13 +147,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     modes = parser.add_subparsers(dest="mode", required=True)
     local = modes.add_parser("local", help="train one node's data alone")
+    central = modes.add_parser("central", help="train the data of all nodes in one place")
     warm = modes.add_parser("warmstart", help="train public data from the seed")
-    for mode in (local, warm):
+    for mode in (local, central, warm):
         mode.add_argument("--workload", type=Path, required=True, help="TOML or canonical JSON")
-        mode.add_argument("--data", type=Path, required=True)
+        several = {"nargs": "+"} if mode is central else {}
+        mode.add_argument("--data", type=Path, required=True, **several)
         mode.add_argument("--out", type=Path, required=True, help="a .f32 file or safetensors")
-    local.add_argument("--start", type=Path, required=True, help="parameters or checkpoint")
-    local.add_argument("--steps", type=_steps, required=True)
+    for mode in (local, central):
+        mode.add_argument("--start", type=Path, required=True, help="parameters or checkpoint")
+        mode.add_argument("--steps", type=_steps, required=True)
     local.add_argument("--node", default="local", help="seeds batches and head")
     warm.add_argument("--steps", type=_steps, default=WARM_START_STEPS)
     return parser
@@ -121,11 +165,15 @@ def _parser() -> argparse.ArgumentParser:
 def _train(given: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     workload = read_workload(given.workload)
-    if given.mode == "local":
-        start = read_parameters(given.start, workload)
-        flat = local_only(workload, given.data, start, given.steps, given.node)
-    else:
+    if given.mode == "warmstart":
         flat = warm_start(workload, given.data, given.steps)
+    else:
+        start = read_parameters(given.start, workload)
+        if given.mode == "local":
+            flat = local_only(workload, given.data, start, given.steps, given.node)
+        else:
+            names = [f"central-{index}" for index in range(len(given.data))]
+            flat = centralised(workload, given.data, start, given.steps, names)
     out = given.out / WEIGHTS if given.out.is_dir() else given.out
     write_parameters(out, workload, flat)
     digest = parameter_digest(layout(workload), flat)

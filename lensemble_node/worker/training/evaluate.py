@@ -2,13 +2,19 @@
 
 Fair-head protocol: encoder and predictor frozen, a new head is fitted for a fixed number of steps
 on an embodiment's training file, then scored on its held-out file.  Figures, lower better for the
-first two, and both are 1 for predicting no change:
+first three, which are 1 for predicting no change:
 
 ``latent``: one-step error of the latent over that of predicting no change.
 ``state5``: five steps open loop, decoded to the observed state, over predicting no change there; it
 cannot be gamed by a shrinking latent.  The decoder is fitted offline on the training files.
+``horizon``: the same after 1, 2, ... K steps.
 ``linear_r2``: observed state from the latent by ridge regression, on held-out data.
 ``std``: square root of the mean latent variance.
+``dimension``: participation ratio of the latent spectrum.
+
+A latent has collapsed when its std is below ``COLLAPSED_STD`` and its linear R2 below
+``COLLAPSED_R2``: a small latent alone may still be read, and its dimension is highest when nothing
+but noise is left.
 """
 
 import argparse
@@ -17,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +41,7 @@ from lensemble_node.worker.training.arguments import (
     world_task,
 )
 from lensemble_node.worker.training.dataset import Dataset, open_dataset
+from lensemble_node.worker.training.gauge import participation_ratio
 from lensemble_node.worker.training.inner_loop import batch_numbers
 from lensemble_node.worker.training.model import ActionHead, WorldModel
 from lensemble_node.worker.training.source import DataSource
@@ -42,6 +50,9 @@ HEAD_STEPS = 150
 HEAD_RATE = 5e-3
 HEAD_BATCH = 128
 ROLLOUT = 5
+MAX_ROLLOUT = 1000
+COLLAPSED_STD = 0.1
+COLLAPSED_R2 = 0.5
 FEATURES = 384
 _RIDGE = 1e-4
 
@@ -56,11 +67,32 @@ class Scores:
     state5: float
     linear_r2: float
     std: float
+    dimension: float
+    horizon: tuple[float, ...]
 
     @staticmethod
     def mean(scores: Sequence["Scores"]) -> "Scores":
-        rows = np.array([list(asdict(s).values()) for s in scores])
-        return Scores(*rows.mean(axis=0).tolist())
+        def over(figure: str) -> float:
+            return float(np.mean([getattr(each, figure) for each in scores]))
+
+        return Scores(
+            latent=over("latent"),
+            state5=over("state5"),
+            linear_r2=over("linear_r2"),
+            std=over("std"),
+            dimension=over("dimension"),
+            horizon=tuple(np.mean([each.horizon for each in scores], axis=0).tolist()),
+        )
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the alarm goes off: the latent says nothing any more."""
+        return not (self.std >= COLLAPSED_STD or self.linear_r2 >= COLLAPSED_R2)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All figures and the alarm, for JSON."""
+        return asdict(self) | {"collapsed": self.collapsed}
 
 
 @dataclass(frozen=True)
@@ -86,8 +118,8 @@ class Domain:
     heldout: Runs
 
     @staticmethod
-    def read(train: Path, heldout: Path, workload: Workload) -> "Domain":
-        """Both files of one embodiment.
+    def read(train: Path, heldout: Path, workload: Workload, rollout: int = ROLLOUT) -> "Domain":
+        """Both files of one embodiment, to be scored over ``rollout`` steps (at least 5).
 
         Raises:
             DatasetError: data that cannot be used, or does not fit the workload.
@@ -104,7 +136,7 @@ class Domain:
                 raise EvaluationError(
                     f"{train} has {fit.action_dim} action columns, {heldout} {score.action_dim}"
                 )
-            span = task.history - 1 + ROLLOUT
+            span = task.history - 1 + max(rollout, ROLLOUT)
             return Domain(heldout.stem, Runs.of(fit, task.history), Runs.of(score, span))
 
 
@@ -184,18 +216,23 @@ class Evaluator:
         latents = self._model.encode(runs.observations)
         actions = head(runs.actions)
         path = latents[:, :history]
-        for step in range(ROLLOUT):
+        for step in range(actions.shape[1] + 1 - history):
             after = self._model.predict(path[:, step:], actions[:, step : step + history])
             path = torch.cat([path, after.unsqueeze(1)], dim=1)
-        now, target = latents[:, history - 1], latents[:, history]
+        now, target = latents[:, history - 1].numpy(), latents[:, history].numpy()
         decode, linear = probes
-        last = runs.observations[:, -1].numpy()
         states = runs.observations[:, history - 1].numpy()
+        horizon = tuple(
+            _ratio(decode(path[:, at].numpy()), runs.observations[:, at].numpy(), states)
+            for at in range(history, path.shape[1])
+        )
         return Scores(
-            latent=_ratio(path[:, history].numpy(), target.numpy(), now.numpy()),
-            state5=_ratio(decode(path[:, -1].numpy()), last, states),
-            linear_r2=1.0 - _ratio(linear(now.numpy()), states, states.mean(axis=0)),
-            std=float(np.sqrt(now.numpy().var(axis=0).mean())),
+            latent=_ratio(path[:, history].numpy(), target, now),
+            state5=horizon[ROLLOUT - 1],
+            linear_r2=1.0 - _ratio(linear(now), states, states.mean(axis=0)),
+            std=float(np.sqrt(now.var(axis=0).mean())),
+            dimension=participation_ratio(now),
+            horizon=horizon,
         )
 
 
@@ -208,6 +245,13 @@ def _ratio(guess: Floats, truth: Floats, nothing: Floats) -> float:
     return float(np.square(guess - truth).sum() / np.square(nothing - truth).sum())
 
 
+def _rollout(text: str) -> int:
+    value = int(text)
+    if not ROLLOUT <= value <= MAX_ROLLOUT:
+        raise argparse.ArgumentTypeError(f"{value} is not within {ROLLOUT} to {MAX_ROLLOUT}")
+    return value
+
+
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m lensemble_node.worker.training.evaluate", description=__doc__
@@ -216,6 +260,9 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--train", type=Path, action="append", required=True)
     parser.add_argument("--heldout", type=Path, action="append", required=True)
     parser.add_argument("--parameters", type=Path, nargs="+", required=True)
+    parser.add_argument(
+        "--rollout", type=_rollout, default=ROLLOUT, help="steps of the error over the horizon"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     if len(given.train) != len(given.heldout):
@@ -227,14 +274,12 @@ def _evaluate(given: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     workload = read_workload(given.workload)
     pairs = list(zip(given.train, given.heldout, strict=True))
-    evaluator = Evaluator(workload, [Domain.read(*pair, workload) for pair in pairs])
+    evaluator = Evaluator(workload, [Domain.read(*pair, workload, given.rollout) for pair in pairs])
     answers = []
     for path in given.parameters:
         scores = evaluator.score(read_parameters(path, workload))
-        each = {str(heldout): asdict(s) for (_, heldout), s in zip(pairs, scores, strict=True)}
-        answers.append(
-            {"parameters": str(path), "mix": asdict(Scores.mean(scores)), "domains": each}
-        )
+        each = {str(heldout): s.facts for (_, heldout), s in zip(pairs, scores, strict=True)}
+        answers.append({"parameters": str(path), "mix": Scores.mean(scores).facts, "domains": each})
     if given.json:
         print(json.dumps(answers))  # noqa: T201  # this command's answer
         return

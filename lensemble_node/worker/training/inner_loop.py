@@ -95,6 +95,7 @@ class Learner:
         self.head = ActionHead(workload.task, action_dim, derive(workload.root_seed, node))
         self._node = node
         self._data_seed = 0
+        self._sketch = torch.empty(0)
         inner = workload.inner
         self._flats = {"shared": self.model.flat, "head": self.head.flat}
         self._optimizer = torch.optim.AdamW(
@@ -170,31 +171,38 @@ class Learner:
             DatasetError: the data cannot be read.
         """
         seen: list[float] = []
-        sketch = torch.empty(0)
-        label = f"batches:{self._node}{segment.stream}"
-        self._data_seed = derive(self.workload.root_seed, label)
-        terms, inner = self.workload.objective, self.workload.inner
-        latent_dim = self.model.encoder.output.out_features
         for step in range(segment.steps):
             if should_stop():
                 raise Stopped(f"told to stop before step {step + 1} of {segment.steps}")
-            if step % SKETCH_STEPS == 0:
-                unit = directions(segment.sketch_seed, step, latent_dim, terms.sketch_dim)
-                sketch = torch.from_numpy(unit)
-            value = self._step(sketch, learning_rate(inner, segment.global_step + step))
-            if not math.isfinite(value):
-                raise Diverged(f"the loss of step {step + 1} is {value}")
+            value = self.slope(segment, step)
+            self.descend(segment, step)
             seen.append(value)
             progress(step + 1, value)
         return Losses(seen[0], seen[-1])
 
-    def _step(self, sketch: torch.Tensor, rate: float) -> float:
+    def slope(self, segment: Segment, step: int) -> float:
+        """Leave the gradient of ``step`` of ``segment`` in ``gradients``; the loss there.
+
+        Raises:
+            Diverged: the loss is not finite.
+        """
+        if step % SKETCH_STEPS == 0:
+            terms, latent_dim = self.workload.objective, self.model.encoder.output.out_features
+            unit = directions(segment.sketch_seed, step, latent_dim, terms.sketch_dim)
+            self._sketch = torch.from_numpy(unit)
+            label = f"batches:{self._node}{segment.stream}"
+            self._data_seed = derive(self.workload.root_seed, label)
+        value = self.gradient(self._sketch)
+        if not math.isfinite(value):
+            raise Diverged(f"the loss of step {step + 1} is {value}")
+        return value
+
+    def descend(self, segment: Segment, step: int) -> None:
+        """Step along what is in ``gradients``, at the rate of ``step`` of ``segment``."""
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        value = self.gradient(sketch)
+            group["lr"] = learning_rate(self.workload.inner, segment.global_step + step)
         self._optimizer.step()
         self.cursor += 1
-        return value
 
     def gradient(self, sketch: torch.Tensor) -> float:
         """Leave the gradient of the next batch where the optimiser takes it; the loss there."""

@@ -113,4 +113,5 @@ def turned(latents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         slope = left @ ((inner - inner.T) / sums) @ right
         value = (turn - eye).square().sum()
     # Of this value and slope: what follows is nought.
-    return (value + (slope * (fit - fit.detach())).sum()).to(latents.dtype)
+    cost: torch.Tensor = value + (slope * (fit - fit.detach())).sum()
+    return cost.to(latents.dtype)
