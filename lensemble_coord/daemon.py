@@ -26,6 +26,7 @@ class Serving(msgspec.Struct, frozen=True):
     store: Store
     driver: Driver
     rounds: Rounds
+    reception: Reception
     answers: Answers
 
     @property
@@ -100,7 +101,7 @@ async def serve(
                 )
                 answers.observer.refused_by_socket = counts.refused
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
-                task_status.started(Serving(config, store, driver, rounds, answers))
+                task_status.started(Serving(config, store, driver, rounds, reception, answers))
                 await trio.sleep_forever()
         finally:
             with trio.CancelScope(shield=True):

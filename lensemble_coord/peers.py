@@ -1,1 +1,91 @@
-"""The nodes that are here, for whoever places work on them."""
+"""The nodes that are here, for whoever places work on them.
+
+Sessions put their node on the board when it is admitted and take it off when its link ends; what a
+node says about stages goes to the one who listens, after the session has checked its fence.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from lensemble.ids import NodeId
+from lensemble.transport.driver import LinkFacts
+from lensemble.wire.stages import Inventory, StageAnswer, StageOrder
+
+
+class Listener(Protocol):
+    """Hears what concerns stages; its methods return at once."""
+
+    def node_said(self, node: NodeId, message: StageAnswer) -> None: ...
+
+    def node_lost(self, node: NodeId, reason: str) -> None: ...
+
+
+class Peer:
+    """One node on one live link.
+
+    Args:
+        node: its identity.
+        name: what people call it.
+        epoch: of its session; every message to it carries it.
+        tell: queues a message to it, never waits.
+        facts: of its link, as they are at the moment.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        name: str,
+        epoch: int,
+        tell: Callable[[StageOrder], None],
+        facts: Callable[[], LinkFacts],
+    ) -> None:
+        self.node = node
+        self.name = name
+        self.epoch = epoch
+        self.tell = tell
+        self.facts = facts
+        self.since = trio.current_time()
+        self.inventory: Inventory | None = None
+        """What it can hold of a model, once it has said so."""
+
+
+class Peers:
+    """Who is here; ``changed`` is set, and replaced, when somebody comes, goes or offers more."""
+
+    def __init__(self) -> None:
+        self.here: dict[NodeId, Peer] = {}
+        self.changed = trio.Event()
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Let ``listener`` hear what nodes say about stages, and which are lost."""
+        self._listener = listener
+
+    def arrive(self, peer: Peer) -> None:
+        self.here[peer.node] = peer
+        self._announce()
+
+    def leave(self, node: NodeId, reason: str) -> None:
+        """Take ``node`` off the board; every stage on it is gone."""
+        if self.here.pop(node, None) is None:
+            return
+        if self._listener is not None:
+            self._listener.node_lost(node, reason)
+        self._announce()
+
+    def take(self, node: NodeId, message: StageAnswer) -> None:
+        """Something that ``node`` said in its live session."""
+        peer = self.here.get(node)
+        if peer is None:
+            return
+        if isinstance(message, Inventory):
+            peer.inventory = message
+            self._announce()
+        if self._listener is not None:
+            self._listener.node_said(node, message)
+
+    def _announce(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()

@@ -16,6 +16,7 @@ from lensemble.version import BUILD
 from lensemble.wire import codec, fence, messages
 from lensemble_coord import roster
 from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.peers import Peer, Peers
 from lensemble_coord.training import outer_round, session
 from lensemble_coord.training.coordinator import Rounds
 from lensemble_coord.training.journal import Journal
@@ -59,13 +60,15 @@ class Reception:
         now_us = int(unix_now() * 1e6)
         # Neither an epoch nor an edge id may come twice, also not after a restart.
         self._epochs = itertools.count(now_us)
-        self._numbers = session.EdgeNumbers(now_us << 8)
+        self.numbers = session.EdgeNumbers(now_us << 8)
+        self.peers = Peers()
         self._ended: dict[NodeId, trio.Event] = {}
         self._ground = session.Ground(
             federation=store.federation,
             layout=store.layout,
             config_hash=store.workload.digest,
             driver=driver,
+            peers=self.peers,
             leases=ArenaLeases(Arena.create(config.edges.arena_bytes)),
             capacity_bytes=config.edges.capacity_bytes,
             slots=config.edges.slots,
@@ -176,9 +179,12 @@ class Reception:
             admitted.activity.epsilon = before.epsilon
         self._journal.note("peer.joined", peer=admitted.name, node=node, epoch=admitted.epoch)
         admitted.tell(await trio.to_thread.run_sync(self._welcome, admitted))
+        facts = admitted.link.facts
+        self.peers.arrive(Peer(node, admitted.name, admitted.epoch, admitted.tell, facts))
         try:
-            reason = await admitted.serve(self._rounds, self._store, self._numbers)
+            reason = await admitted.serve(self._rounds, self._store, self.numbers)
             del self._rounds.sessions[node]
+            self.peers.leave(node, reason)
             self._journal.note("peer.left", peer=admitted.name, node=node, reason=reason)
             if len(self.departed) < MAX_DEPARTED:
                 spent = admitted.activity.epsilon

@@ -36,6 +36,8 @@ from lensemble.params import ParamLayout
 from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.wire import codec, fence, messages
+from lensemble.wire.stages import StageAnswer
+from lensemble_coord.peers import Peers
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.masking import public_keys
 from lensemble_coord.training.spool import SpoolFile
@@ -78,6 +80,7 @@ class Ground(msgspec.Struct, frozen=True):
     layout: ParamLayout
     config_hash: Digest
     driver: Driver
+    peers: Peers
     leases: ArenaLeases
     capacity_bytes: int
     slots: int
@@ -289,6 +292,8 @@ class Session:
                     )
                 elif isinstance(message, messages.Leave):
                     return f"left: {message.reason}"
+                elif isinstance(message, StageAnswer):
+                    self.ground.peers.take(self.node, message)
                 else:
                     await self._take(message, desk)
         return self.activity.last_reason or "cut off"
