@@ -149,6 +149,10 @@ class StageOpen(OfRun, frozen=True, kw_only=True, tag=True):
     """Every stage is registered to receive: open the outbound edge.  Answered: ``StageOpened``."""
 
 
+class StageLook(OfRun, frozen=True, kw_only=True, tag=True):
+    """A result is overdue: how far is this stage?  Answered by the daemon at once: ``StageSeen``."""
+
+
 class StageTeardown(OfRun, frozen=True, kw_only=True, tag=True):
     """End the stage and free everything it holds.  Answered: ``StageTornDown``, always."""
 
@@ -191,6 +195,14 @@ class StageOpened(OfRun, frozen=True, kw_only=True, tag=True):
     """The outbound stream is open."""
 
 
+class StageSeen(OfRun, frozen=True, kw_only=True, tag=True):
+    computed: Count
+    """Chunks that the worker has consumed since it was attached."""
+
+    held: Count
+    """Chunks that are landed here and not consumed yet; the worker is at the oldest of them."""
+
+
 class StageRefused(OfRun, frozen=True, kw_only=True, tag=True):
     """This node does not host that: what ``field`` is here and what was asked for."""
 
@@ -215,13 +227,14 @@ class StageTornDown(OfRun, frozen=True, kw_only=True, tag=True):
     reason: Sentence = ""
 
 
-StageOrder: TypeAlias = StageProvision | StageOpen | StageTeardown
+StageOrder: TypeAlias = StageProvision | StageOpen | StageLook | StageTeardown
 StageAnswer: TypeAlias = (
     Inventory
     | StageWants
     | StageProgress
     | StageReady
     | StageOpened
+    | StageSeen
     | StageRefused
     | StageFault
     | StageTornDown

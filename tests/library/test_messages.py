@@ -100,6 +100,7 @@ FROM_NODE: list[m.FromNode] = [
         **OF_RUN, weights_bytes=1 << 30, resident_bytes=1 << 31, fetched_bytes=9, seconds=8.5
     ),
     stages.StageOpened(**OF_RUN),
+    stages.StageSeen(**OF_RUN, computed=7, held=1),
     stages.StageRefused(**OF_RUN, field="engine", have="tinygrad 0.13", want="tinygrad 0.14"),
     stages.StageFault(**OF_RUN, code="worker", reason="killed by SIGKILL", stderr=("a", "b")),
     stages.StageTornDown(**OF_RUN, outcome="clean"),
@@ -145,6 +146,7 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     stages.StageProvision(**PROVISION, source=stages.FromUrl(url="https://example.org/a.gguf")),
     stages.StageProvision(**PROVISION, source=stages.FromEdge(edge=STATE)),
     stages.StageOpen(**OF_RUN),
+    stages.StageLook(**OF_RUN),
     stages.StageTeardown(**OF_RUN, reason="stopped by the operator"),
 ]
 SAMPLES = [
