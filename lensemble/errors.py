@@ -240,3 +240,114 @@ class OutOfMemory(StorageError):
     default_remediation = (
         "Allow more memory: `worker.memory_bytes` of the node, MemoryMax= of the unit."
     )
+
+
+class ModelFileError(ArtifactError):
+    """A model file that contradicts itself, is cut short or goes beyond a limit."""
+
+    code = "model_file"
+    default_remediation = "Get the file again from where it was published."
+
+
+class UnsupportedModel(OperatorError):
+    """A model that no engine here computes; nothing of it was fetched."""
+
+    code = "unsupported_model"
+    default_remediation = "Take a llama model in a common quantisation: Q8_0, Q4_K_M, Q4_0."
+
+
+class PlanInfeasible(OperatorError):
+    """No placement of the model's layers fits the nodes; nothing was fetched."""
+
+    code = "plan_infeasible"
+    default_remediation = "Lower --ctx or --sessions, free memory on a node, or add a node."
+
+
+class ContextLengthExceeded(OperatorError):
+    """A prompt that leaves no room for an answer; ``have`` and ``most`` are tokens."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, have: int, most: int) -> None:
+        super().__init__(
+            f"the prompt has {have} tokens, the context {most} with room for one answer token",
+            "Shorten the prompt, or provision the model with a larger --ctx.",
+        )
+        self.have = have
+        self.most = most
+
+
+class WeightsError(LensembleError):
+    """Weights that could not be fetched, kept or believed."""
+
+    code = "weights"
+    default_remediation = "Correct the source of the model, then provision again."
+
+
+class WeightsUnreachable(WeightsError):
+    """The source does not answer, or denies it has the file."""
+
+    code = "weights_unreachable"
+    default_remediation = "Check the path or URL on that node; what was fetched is kept."
+
+
+class WeightsBusy(WeightsError):
+    """The source said 429 or 5xx until patience ended."""
+
+    code = "weights_busy"
+    default_remediation = "Provision again later; what was fetched is kept."
+
+
+class WeightsUnranged(WeightsError):
+    """The source sends the whole file where a range was asked for."""
+
+    code = "weights_unranged"
+    default_remediation = "Serve the model from a server that honours Range requests."
+
+
+class WeightsRangeRefused(WeightsError):
+    """The source has no such bytes (416)."""
+
+    code = "weights_range_refused"
+    default_remediation = "The file there is another or shorter one; name the right one."
+
+
+class WeightsShort(WeightsError):
+    """Bodies kept ending early."""
+
+    code = "weights_short"
+    default_remediation = "Provision again; what was fetched is kept."
+
+
+class WeightsChanged(WeightsError):
+    """The file at the source is no longer the one that was planned with."""
+
+    code = "weights_changed"
+    default_remediation = "Provision again, so that the header is read anew."
+
+
+class WeightsDigestMismatch(WeightsError):
+    """Bytes of a tensor that are not what its digest says; they were dropped."""
+
+    code = "weights_digest_mismatch"
+    default_remediation = "Get the file again from where it was published."
+
+
+class WeightsUnasked(WeightsError):
+    """Bytes that were not asked for, or not in order."""
+
+    code = "weights_unasked"
+
+
+class WeightsDiskFull(WeightsError):
+    """No room on the node's file system; nothing was marked complete."""
+
+    code = "weights_disk_full"
+    default_remediation = "Free space there, or `lensemblectl models prune`."
+
+
+class WeightsCacheFull(WeightsError):
+    """The stage does not fit the limit of the cache beside the models in use."""
+
+    code = "weights_cache_full"
+    default_remediation = "Raise `inference.cache_bytes` of that node, or end a run on it."
