@@ -3,7 +3,8 @@
 A chunk is a command: the stage that receives it computes it and passes the outcome on, nobody
 acknowledges.  Rows are positions of one session's sequence, ``start`` first.  Payload is u32 token
 ids (rows,) towards the first stage, float32 activations (rows, hidden) between stages, and one u32
-token with its float32 log-probability back to the coordinator.  Everything is little-endian.
+token with its float32 log-probability back to the coordinator.  Everything is little-endian, and
+the payload begins at a multiple of ``ALIGNMENT``, so that it is computed on where it lies.
 """
 
 import struct
@@ -15,6 +16,9 @@ from lensemble.errors import FrameError
 
 MAX_RECENT = 64
 """Tokens before this one that the repeat penalty looks at."""
+
+ALIGNMENT = 64
+"""In bytes; slots begin at a multiple of it too."""
 
 _FIXED = struct.Struct("<BBHHHIQQIffIfI")
 _VERSION = 1
@@ -60,10 +64,15 @@ class Chunk(msgspec.Struct, frozen=True):
 
     @property
     def header_bytes(self) -> int:
-        return _FIXED.size + 4 * (0 if self.sampling is None else len(self.sampling.recent))
+        """Where the payload begins."""
+        return _begin(0 if self.sampling is None else len(self.sampling.recent))
 
 
-MAX_HEADER_BYTES = _FIXED.size + 4 * MAX_RECENT
+def _begin(recent: int) -> int:
+    return -(-(_FIXED.size + 4 * recent) // ALIGNMENT) * ALIGNMENT
+
+
+MAX_HEADER_BYTES = _begin(MAX_RECENT)
 
 
 def capacity_bytes(rows: int, hidden: int) -> int:
@@ -93,7 +102,11 @@ def write(chunk: Chunk, into: memoryview) -> int:
         0,
     )
     struct.pack_into(f"<{len(how.recent)}I", into, _FIXED.size, *how.recent)
-    return _FIXED.size + 4 * len(how.recent)
+    begin = chunk.header_bytes
+    into[_FIXED.size + 4 * len(how.recent) : begin] = bytes(
+        begin - _FIXED.size - 4 * len(how.recent)
+    )
+    return begin
 
 
 def read(raw: memoryview) -> tuple[Chunk, memoryview]:
@@ -111,7 +124,7 @@ def read(raw: memoryview) -> tuple[Chunk, memoryview]:
         raise FrameError(f"a stage chunk of version {version}; this build reads {_VERSION}")
     if kind not in Kind.__members__.values():
         raise FrameError(f"a stage chunk of kind {kind}")
-    begin = _FIXED.size + 4 * recent
+    begin = _begin(recent)
     if recent > MAX_RECENT or len(raw) < begin:
         raise FrameError(f"a stage chunk of {len(raw)} bytes names {recent} recent tokens")
     sampling = None
