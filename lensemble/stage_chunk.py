@@ -101,11 +101,9 @@ def write(chunk: Chunk, into: memoryview) -> int:
         how.repeat_penalty,
         0,
     )
-    struct.pack_into(f"<{len(how.recent)}I", into, _FIXED.size, *how.recent)
+    tokens = struct.pack(f"<{len(how.recent)}I", *how.recent)
     begin = chunk.header_bytes
-    into[_FIXED.size + 4 * len(how.recent) : begin] = bytes(
-        begin - _FIXED.size - 4 * len(how.recent)
-    )
+    into[_FIXED.size : begin] = tokens.ljust(begin - _FIXED.size, b"\x00")
     return begin
 
 
