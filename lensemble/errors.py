@@ -351,3 +351,17 @@ class WeightsCacheFull(WeightsError):
 
     code = "weights_cache_full"
     default_remediation = "Raise `inference.cache_bytes` of that node, or end a run on it."
+
+
+class EngineMissing(OperatorError):
+    """Nothing on this node computes a stage: no engine, no compiler, or no such device."""
+
+    code = "engine_missing"
+    default_remediation = "Install it: `pip install 'lensemble[inference,cpu-inference]'`."
+
+
+class ChunkRefused(PeerError):
+    """A chunk of a stage edge that cannot be computed; the stage goes on."""
+
+    code = "chunk_refused"
+    default_remediation = "Start the request again; if it recurs, stop the run and provision anew."
