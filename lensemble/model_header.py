@@ -6,11 +6,16 @@ is refused by name before a byte of weights is fetched, because a model that is 
 wrong answers fluently.
 """
 
-import re
-
 from lensemble.errors import ModelFileError, UnsupportedModel
 from lensemble.gguf import TYPES, Header, StoredTensor
-from lensemble.model_facts import ModelFacts
+from lensemble.model_facts import (
+    EMBEDDING,
+    HEAD,
+    OUTPUT_NORM,
+    ROPE_FACTORS,
+    ModelFacts,
+    layer_of,
+)
 from lensemble.wire.stages import TensorPart
 
 ARCHITECTURES: dict[str, frozenset[str]] = {
@@ -22,14 +27,9 @@ ARCHITECTURES: dict[str, frozenset[str]] = {
 COMPUTED_TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 18, 21, 22, 23, 28, 30, 39, 41})
 """ggml types that tinygrad 0.14.0 unpacks; integers are left out, they hold no weights."""
 
-EMBEDDING, OUTPUT_NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
-ROPE_FACTORS = "rope_freqs.weight"
-
 MAX_LAYERS = 1 << 10
 MAX_WIDTH = 1 << 20
 MAX_NAME_CHARS = 64
-_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.(.+)")
-
 _ENDINGS = frozenset({
     "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|eom_id|>",
 })  # fmt: skip
@@ -106,40 +106,6 @@ def parts_of(header: Header) -> tuple[TensorPart, ...]:
         )
         for tensor in header.tensors
     )
-
-
-def tensors_for(
-    facts: ModelFacts, tensors: tuple[TensorPart, ...], first: int, last: int
-) -> tuple[TensorPart, ...]:
-    """What layers ``first`` to ``last`` (not included) need, by offset.
-
-    The first layers need the embedding, the last ones output norm and head; the head of a tied
-    model is the embedding.  Factors of the rotary embedding are everybody's.
-    """
-    apart = {ROPE_FACTORS}
-    if first == 0:
-        apart.add(EMBEDDING)
-    if last == facts.layers:
-        apart |= {OUTPUT_NORM, EMBEDDING if facts.tied else HEAD}
-    chosen = [
-        tensor
-        for tensor in tensors
-        if tensor.name in apart
-        or ((layer := layer_of(tensor.name)) is not None and first <= layer < last)
-    ]
-    return tuple(sorted(chosen, key=lambda tensor: tensor.offset))
-
-
-def layer_of(name: str) -> int | None:
-    """The layer that the tensor ``name`` is of."""
-    found = _LAYER.fullmatch(name)
-    return int(found[1]) if found else None
-
-
-def elements(tensor: TensorPart | StoredTensor) -> int:
-    """How many numbers ``tensor`` holds."""
-    kind = TYPES[tensor.ggml_type]
-    return tensor.nbytes // kind.nbytes * kind.elements
 
 
 class _Keys:
@@ -275,8 +241,7 @@ def _check_tensors(facts: ModelFacts, tensors: dict[str, StoredTensor]) -> None:
     optional = {ROPE_FACTORS: (facts.rope_dim // 2,)}
     extra = ARCHITECTURES[facts.architecture]
     for name, tensor in tensors.items():
-        layer = _LAYER.fullmatch(name)
-        known = name in wanted or (layer is not None and layer[2] in extra)
+        known = name in wanted or (layer_of(name) is not None and name.split(".", 2)[2] in extra)
         if not known and optional.get(name) != tensor.shape:
             raise UnsupportedModel(f"the tensor {name} {tensor.shape} is not computed")
         if tensor.ggml_type not in COMPUTED_TYPES:
