@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters, ParamLayout, layout_of
@@ -23,7 +23,7 @@ NOISE_TAIL = 8.5
 rounds all stay within with a probability of 1 - 5e-7."""
 
 
-UNSAID_AT_DEFAULT = ("gauge", "objective.anchor")
+UNSAID_AT_DEFAULT = ("gauge", "normalize", "objective.anchor")
 """Keys that canonical JSON leaves out at their default, so that a workload that does without them
 has the same hash in every build."""
 
@@ -112,6 +112,32 @@ class Gauge(_Terms):
     limit: float = Field(default=0.0, ge=0, le=1e6)
     """Release nothing further from the frame than this after turning, in latent variances of the
     round's start; 0: whatever the distance.  Unrelated latents are 2 apart."""
+
+
+class Normalize(_Terms):
+    """What is done to state vectors before the encoder, the same on every node.
+
+    ``stats``: ``(x - offset) / scale`` in each dimension.  The numbers are part of the workload
+    because an encoder that is shared must see the same units everywhere; a node's own statistics
+    would bend its latents and are never used.
+    """
+
+    kind: Literal["none", "stats"] = "none"
+    offset: Annotated[tuple[float, ...], Strict(False)] = Field(default=(), max_length=4096)
+    scale: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)] = Field(
+        default=(), max_length=4096
+    )
+
+    @model_validator(mode="after")
+    def _numbers_of_every_dimension(self) -> "Normalize":
+        if len(self.offset) != len(self.scale):
+            raise ValueError(
+                f"normalize.offset has {len(self.offset)} numbers, normalize.scale "
+                f"{len(self.scale)}; give one of each for every observation dimension"
+            )
+        if (self.kind == "stats") != bool(self.offset):
+            raise ValueError('normalize.kind is "stats" if and only if offset and scale are given')
+        return self
 
 
 class Outer(_Terms):
@@ -219,6 +245,20 @@ class Workload(_Terms):
     privacy: Privacy = Privacy()
     release: Release = Release()
     gauge: Gauge = Gauge()
+    normalize: Normalize = Normalize()
+
+    @model_validator(mode="after")
+    def _every_dimension_normalised(self) -> "Workload":
+        terms, task = self.normalize, self.task
+        if terms.kind == "none":
+            return self
+        wanted = task.observation_dim if isinstance(task, WorldModelTask) else 0
+        if len(terms.offset) != wanted:
+            raise ValueError(
+                f"normalize.offset has {len(terms.offset)} numbers; the model takes {wanted} "
+                "observation dimensions"
+            )
+        return self
 
     @model_validator(mode="after")
     def _aligned_on_something(self) -> "Workload":

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -76,12 +76,37 @@ class DataSection(Section):
 
     path: ConfigPath = Field(
         Path("data.hdf5"),
-        description="An HDF5 file of episodes, in the layout of robomimic, Minari or flat columns.",
+        description=(
+            "An HDF5 file of episodes (robomimic, Minari, D4RL or flat columns), a directory of "
+            "such files, a LeRobot data set, or a zarr group as diffusion policy writes it. "
+            "`lensemblectl data inspect` says what is in it."
+        ),
+    )
+    format: Literal["auto", "robomimic", "minari", "flat", "d4rl", "lerobot", "zarr"] = Field(
+        "auto", description="How episodes are laid out; auto: found out from the content."
     )
     observation_keys: Names = Field(
         (),
         description=(
             "Observation columns, concatenated in this order; empty: every float vector, by name."
+        ),
+    )
+    image_keys: Names = Field(
+        (),
+        description=(
+            "Picture columns, their channels concatenated in this order, for a model of pixels; "
+            "empty: the only one, where there are no state vectors beside it."
+        ),
+    )
+    action_keys: Names = Field(
+        (),
+        description="Action columns, concatenated in this order; empty: `action`, or all of it.",
+    )
+    embodiment: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{0,64}$")] = Field(
+        "",
+        description=(
+            "What kind of machine recorded the data. Where the data name several, only episodes "
+            "of this one are trained on; where they name none, it is a label for status and logs."
         ),
     )
     probe: OptionalPath = Field(
@@ -90,9 +115,6 @@ class DataSection(Section):
             "The federation's public probe, for workloads whose objective has an anchor; its hash "
             "must be the workload's."
         ),
-    )
-    embodiment: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{0,64}$")] = Field(
-        "", description="What kind of machine recorded the data; a label for status and logs."
     )
 
 

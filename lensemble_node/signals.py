@@ -41,6 +41,8 @@ class Configure(SignalLine, frozen=True, kw_only=True, tag=True):
     path: str
     format: str = "auto"
     observation_keys: tuple[str, ...] = ()
+    image_keys: tuple[str, ...] = ()
+    action_keys: tuple[str, ...] = ()
     embodiment: str = ""
     probe: str = ""
     """Path of the public probe; empty if this node has none."""

@@ -137,7 +137,14 @@ def _budget(trainer: Trainer) -> signals.Budget | None:
 def _source(configure: signals.Configure) -> DataSource | None:
     if not configure.path:
         return None
-    return DataSource(Path(configure.path), configure.observation_keys, configure.embodiment)
+    return DataSource(
+        path=Path(configure.path),
+        observation_keys=configure.observation_keys,
+        embodiment=configure.embodiment,
+        image_keys=configure.image_keys,
+        action_keys=configure.action_keys,
+        format=configure.format,
+    )
 
 
 class Worker:

@@ -17,6 +17,7 @@ from lensemble.workload import (
     Inner,
     NoisyField,
     NoopTask,
+    Normalize,
     Objective,
     Privacy,
     Release,
@@ -48,6 +49,7 @@ def test_canonical_is_sorted_compact_ascii_json_of_every_key() -> None:
         root_seed=7,
         gauge=Gauge(align=True),
         objective=Objective(probe_hash="ab" * 32, anchor="rotation"),
+        normalize=Normalize(kind="stats", offset=(0.5,) * 6, scale=(2.0,) * 6),
     )
     text = workload.canonical().decode("ascii")
     tree = json.loads(text)
@@ -70,8 +72,10 @@ def test_what_is_unsaid_at_its_default_changes_the_hash_when_it_is_set() -> None
     plain = Workload(objective=probe)
     turned = Workload(objective=probe, gauge=Gauge(align=True))
     rotation = Workload(objective=probe.model_copy(update={"anchor": "rotation"}))
-    assert len({plain.digest, turned.digest, rotation.digest}) == 3
-    for each in (plain, turned, rotation):
+    shifted = Normalize(kind="stats", offset=(0.1,) * 6, scale=(3.0,) * 6)
+    scaled = Workload(objective=probe, normalize=shifted)
+    assert len({plain.digest, turned.digest, rotation.digest, scaled.digest}) == 4
+    for each in (plain, turned, rotation, scaled):
         assert Workload.model_validate_json(each.canonical()) == each
 
 
@@ -224,6 +228,24 @@ def test_no_sum_that_is_allowed_wraps(
         assert workload.room.sum_bound(n_max) == pytest.approx(reach)
         assert workload.room.sum_bound(n_max) * 2.0**k <= 2.0**31 * (1 + 1e-9)
         assert workload.privacy.noise_sd == pytest.approx(each)
+
+
+@pytest.mark.parametrize(
+    ("terms", "text"),
+    [
+        ({"kind": "stats", "offset": [0.0] * 6, "scale": [1.0] * 5}, "scale 5"),
+        ({"kind": "stats", "offset": [0.0] * 6, "scale": [0.0] * 6}, "greater than 0"),
+        ({"kind": "stats", "offset": [0.0] * 5, "scale": [1.0] * 5}, "takes 6"),
+        ({"kind": "stats"}, "if and only if"),
+        ({"kind": "none", "offset": [0.0] * 6, "scale": [1.0] * 6}, "if and only if"),
+        ({"kind": "stats", "offset": [float("nan")] * 6, "scale": [1.0] * 6}, "finite"),
+    ],
+)
+def test_normalisation_gives_two_numbers_for_every_dimension(
+    terms: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ValidationError, match=text):
+        Workload.model_validate({"normalize": terms})
 
 
 def test_the_shipped_file_states_every_key() -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lensemble.errors import DatasetError
-from lensemble_node.worker.training.dataset import CACHE_NAME, DataSource, open_dataset
-from lensemble_node.worker.training.hdf5 import Layout
+from lensemble_node.worker.training.dataset import CACHE_NAME, DataSource, Layout, open_dataset
 
 LENGTHS = (7, 4, 9)
 

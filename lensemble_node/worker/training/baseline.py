@@ -52,6 +52,7 @@ def train(
     task = world_task(workload)
     with open_dataset(DataSource(data)) as dataset:
         dataset.expect(task.observation_dim)
+        dataset.normalize(workload.normalize)
         windows = dataset.windows(task.history)
         learner = Learner(workload, windows, dataset.action_dim, node)
         learner.load(start, LocalState())
@@ -100,6 +101,7 @@ def centralised(
         for path, node in zip(data, nodes, strict=True):
             dataset = opened.enter_context(open_dataset(DataSource(path)))
             dataset.expect(task.observation_dim)
+            dataset.normalize(workload.normalize)
             learner = Learner(workload, dataset.windows(task.history), dataset.action_dim, node)
             learner.load(start, LocalState())
             learners.append(learner)

@@ -132,6 +132,7 @@ class Domain:
         ):
             for data in (fit, score):
                 data.expect(task.observation_dim)
+                data.normalize(workload.normalize)
             if fit.action_dim != score.action_dim:
                 raise EvaluationError(
                     f"{train} has {fit.action_dim} action columns, {heldout} {score.action_dim}"

@@ -114,6 +114,7 @@ def build(
     task = world_task(workload)
     with open_dataset(source) as data:
         data.expect(task.observation_dim)
+        data.normalize(workload.normalize)
         count = len(data.lengths)
         points = np.concatenate([data.episode(index).observations for index in range(count)])
     if not task.latent_dim <= landmarks <= len(points):
