@@ -33,6 +33,7 @@ MAX_RANGES = 4096
 MAX_MODEL_BYTES = 1 << 17
 MAX_ADDRESSES = 8
 STDERR_LINES = 200
+MAX_TIMES = 64
 
 # ---- what a node offers ----
 
@@ -201,6 +202,9 @@ class StageSeen(OfRun, frozen=True, kw_only=True, tag=True):
 
     held: Count
     """Chunks that are landed here and not consumed yet; the worker is at the oldest of them."""
+
+    recent: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_TIMES)] = ()
+    """Step and microseconds of computing of the latest chunks, oldest first."""
 
 
 class StageRefused(OfRun, frozen=True, kw_only=True, tag=True):

@@ -100,7 +100,7 @@ FROM_NODE: list[m.FromNode] = [
         **OF_RUN, weights_bytes=1 << 30, resident_bytes=1 << 31, fetched_bytes=9, seconds=8.5
     ),
     stages.StageOpened(**OF_RUN),
-    stages.StageSeen(**OF_RUN, computed=7, held=1),
+    stages.StageSeen(**OF_RUN, computed=7, held=1, recent=((3, 5_000), (4, 4_900))),
     stages.StageRefused(**OF_RUN, field="engine", have="tinygrad 0.13", want="tinygrad 0.14"),
     stages.StageFault(**OF_RUN, code="worker", reason="killed by SIGKILL", stderr=("a", "b")),
     stages.StageTornDown(**OF_RUN, outcome="clean"),
