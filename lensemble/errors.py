@@ -5,6 +5,7 @@ Three roots decide what a caller does.  ``PeerError``: refuse that peer's input 
 configuration or usage, tell the person what to do.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
@@ -257,10 +258,22 @@ class UnsupportedModel(OperatorError):
 
 
 class PlanInfeasible(OperatorError):
-    """No placement of the model's layers fits the nodes; nothing was fetched."""
+    """No placement of the model's layers fits the nodes; nothing was fetched.
+
+    Args:
+        message: as of every error.
+        remediation: as of every error.
+        detail: the arithmetic, as JSON may carry it.
+    """
 
     code = "plan_infeasible"
     default_remediation = "Lower --ctx or --sessions, free memory on a node, or add a node."
+
+    def __init__(
+        self, message: str, remediation: str = "", detail: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(message, remediation)
+        self.detail: Mapping[str, object] = detail or {}
 
 
 class ContextLengthExceeded(OperatorError):

@@ -1,0 +1,295 @@
+"""The search for a chain of nodes that holds a model.
+
+Depth first over nodes, the roomiest first, with bounds on what the rest of a chain can still hold
+and on the time that it must still take; exact until ``MAX_STEPS``.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+
+from lensemble.ids import NodeId
+from lensemble.model_facts import ModelFacts
+from lensemble.wire.fence import MAX_STAGES
+from lensemble.wire.stages import Inventory, TensorPart
+from lensemble_coord.inference.footprint import Footprint, Need, Wanted
+
+COORDINATOR = NodeId("")
+"""In ``links``: this host."""
+
+MAX_STEPS = 200_000
+"""Of the search for chains of one length, after which the best chain found so far is taken."""
+
+_TOKEN_BYTES = 64
+"""Of a chunk with one token, and of a result."""
+
+_SCALE = 1 << 20
+
+
+class Link(msgspec.Struct, frozen=True):
+    """Measured, there and back; alike in both directions."""
+
+    rtt_ns: int
+    bytes_per_s: int = 125_000_000
+
+
+NEUTRAL = Link(rtt_ns=1_000_000)
+"""Of a pair that nobody measured."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A node that is here; without inventory it has not said what it can hold."""
+
+    node: NodeId
+    name: str
+    inventory: Inventory | None = None
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Layers ``first`` to ``last`` (not included) of a split by hand, on ``node`` if given."""
+
+    first: int
+    last: int
+    node: NodeId | None = None
+
+
+class PlannedStage(msgspec.Struct, frozen=True):
+    node: NodeId
+    name: str
+    first: int
+    last: int
+    need: Need
+    required_bytes: int
+    """The need with headroom."""
+
+    have_bytes: int
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What is to be placed; ``split`` fixes the cuts, and nodes where it names them."""
+
+    facts: ModelFacts
+    tensors: tuple[TensorPart, ...]
+    wanted: Wanted
+    split: tuple[Segment, ...] = ()
+
+
+Links = Mapping[tuple[NodeId, NodeId], Link]
+"""Looked up in both directions."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    order: tuple[int, ...]
+    link_ns: int
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    offer: Offer
+    have: int
+    footprint: Footprint
+
+
+class Search:
+    """Depth first over chains of nodes, the roomiest first, with bounds on reach and on time."""
+
+    def __init__(self, task: Task, offers: Sequence[Offer], links: Links) -> None:
+        self._task = task
+        self._layers = task.facts.layers
+        self._nodes = candidates(task, offers)
+        self.exhaustive = True
+        self._furthest: dict[tuple[int, int], int] = {}
+        ids = [candidate.offer.node for candidate in self._nodes]
+        wide = 4 * task.facts.hidden + _TOKEN_BYTES
+        self._hops = [[_hop_ns(links, a, b, wide) for b in ids] for a in ids]
+        self._ins = [_hop_ns(links, COORDINATOR, node, _TOKEN_BYTES) for node in ids]
+        self._outs = [_hop_ns(links, node, COORDINATOR, _TOKEN_BYTES) for node in ids]
+        self._least_hop = min(
+            (hop for a, row in enumerate(self._hops) for b, hop in enumerate(row) if a != b),
+            default=0,
+        )
+        self._least_out = min(self._outs, default=0)
+        reaches = sorted((self._most_layers(each) for each in self._nodes), reverse=True)
+        self._reach = (0, *accumulate(reaches))
+        """``_reach[n]``: layers that ``n`` nodes can hold at the very most."""
+        self._twins = [self._twin_before(index) for index in range(len(ids))]
+
+    def fewest(self) -> Found | None:
+        """The best chain of the least length."""
+        if self._task.split:
+            return self._of_length(len(self._task.split))
+        for length in range(1, min(len(self._nodes), MAX_STAGES, self._layers) + 1):
+            found = self._of_length(length)
+            if found is not None:
+                return found
+        return None
+
+    def stages(self, found: Found) -> tuple[PlannedStage, ...]:
+        """``found`` with cuts that level how full the nodes become."""
+        planned = []
+        for index, (first, last) in zip(found.order, self._cuts(found.order), strict=True):
+            node = self._nodes[index]
+            need = node.footprint.need(first, last)
+            offer = node.offer
+            planned.append(
+                PlannedStage(offer.node, offer.name, first, last, need, need.required, node.have)
+            )
+        return tuple(planned)
+
+    def _of_length(self, length: int) -> Found | None:
+        self._best: Found | None = None
+        self._steps = 0
+        if length <= len(self._nodes):
+            self._extend((), 0, 0, length)
+        return self._best
+
+    def _extend(self, order: tuple[int, ...], begin: int, spent: int, left: int) -> None:
+        for index in range(len(self._nodes)):
+            if index in order or self._twins[index] not in {None, *order} or self._may_stop():
+                continue
+            hop = self._hops[order[-1]][index] if order else self._ins[index]
+            time = spent + hop
+            least = (left - 1) * self._least_hop
+            least += self._outs[index] if left == 1 else self._least_out
+            if self._best is not None and time + least >= self._best.link_ns:
+                continue
+            end = self._end(order, index, begin, left)
+            if end is None:
+                continue
+            if left == 1:
+                self._best = Found((*order, index), time + self._outs[index])
+            else:
+                self._extend((*order, index), end, time, left - 1)
+
+    def _may_stop(self) -> bool:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            self.exhaustive = False
+        return self._steps > MAX_STEPS
+
+    def _end(self, order: tuple[int, ...], index: int, begin: int, left: int) -> int | None:
+        """How far the chain reaches with ``index`` next; None if it cannot be completed."""
+        split = self._task.split
+        if split:
+            segment = split[len(order)]
+            node = self._nodes[index]
+            pinned = segment.node in {None, node.offer.node}
+            fits = pinned and node.footprint.need(begin, segment.last).required <= node.have
+            return segment.last if fits else None
+        if left == 1:
+            node = self._nodes[index]
+            return (
+                self._layers
+                if node.footprint.need(begin, self._layers).required <= node.have
+                else None
+            )
+        end = min(self._furthest_of(index, begin), self._layers - (left - 1))
+        if end <= begin or end + self._reach[left - 1] < self._layers:
+            return None
+        return end
+
+    def _furthest_of(self, index: int, begin: int) -> int:
+        key = (index, begin)
+        if key not in self._furthest:
+            node = self._nodes[index]
+            self._furthest[key] = furthest(node, begin, node.have, self._layers)
+        return self._furthest[key]
+
+    def _most_layers(self, node: Candidate) -> int:
+        """Layers that ``node`` could hold if they were the lightest ones and had no ends."""
+        fixed = node.footprint.least_bytes
+        lightest = accumulate(
+            size + node.footprint.cache_per_layer for size in sorted(node.footprint.layers)
+        )
+        return sum(fixed + size <= node.have for size in lightest)
+
+    def _twin_before(self, index: int) -> int | None:
+        """The nearest node before ``index`` that is like it in everything; it goes first."""
+        if self._task.split:
+            return None
+        for other in reversed(range(index)):
+            if (
+                self._nodes[other].have == self._nodes[index].have
+                and self._nodes[other].footprint is self._nodes[index].footprint
+                and self._ins[other] == self._ins[index]
+                and self._outs[other] == self._outs[index]
+                and all(
+                    self._hops[other][each] == self._hops[index][each]
+                    and self._hops[each][other] == self._hops[each][index]
+                    for each in range(len(self._nodes))
+                    if each not in {other, index}
+                )
+            ):
+                return other
+        return None
+
+    def _cuts(self, order: tuple[int, ...]) -> list[tuple[int, int]]:
+        if self._task.split:
+            return [(segment.first, segment.last) for segment in self._task.split]
+        low, high = 0, _SCALE
+        while low < high:
+            middle = (low + high) // 2
+            if self._cut_at(order, middle) is None:
+                low = middle + 1
+            else:
+                high = middle
+        cuts = self._cut_at(order, low)
+        return list(pairwise(cuts or ()))
+
+    def _cut_at(self, order: tuple[int, ...], fill: int) -> list[int] | None:
+        """Cuts that fill no node beyond ``fill`` of ``_SCALE`` parts, or None."""
+        cuts = [0]
+        for place, index in enumerate(order[:-1]):
+            node = self._nodes[index]
+            end = furthest(node, cuts[-1], node.have * fill // _SCALE, self._layers)
+            end = min(end, self._layers - (len(order) - 1 - place))
+            if end <= cuts[-1]:
+                return None
+            cuts.append(end)
+        last = self._nodes[order[-1]]
+        if last.footprint.need(cuts[-1], self._layers).required > last.have * fill // _SCALE:
+            return None
+        return [*cuts, self._layers]
+
+
+def have_bytes(inventory: Inventory) -> int:
+    """What is free for another stage."""
+    return max(inventory.memory_bytes - inventory.taken_bytes, 0)
+
+
+def furthest(node: Candidate, begin: int, limit: int, layers: int) -> int:
+    """The last end, before the model's, up to which ``node`` takes layers within ``limit``."""
+    return begin + bisect_right(
+        range(begin + 1, layers),
+        limit,
+        key=lambda end: node.footprint.need(begin, end).required,
+    )
+
+
+def candidates(task: Task, offers: Sequence[Offer]) -> list[Candidate]:
+    footprints = {
+        kind: Footprint(task.facts, task.tensors, task.wanted, kind)
+        for kind in ("float32", "quantised")
+    }
+    found = [
+        Candidate(offer, have_bytes(offer.inventory), footprints[offer.inventory.weights])
+        for offer in offers
+        if offer.inventory is not None
+    ]
+    return sorted(found, key=lambda each: (-each.have, each.offer.node))
+
+
+def able(offers: Sequence[Offer], engine: str | None = None) -> list[Offer]:
+    return [
+        offer
+        for offer in offers
+        if offer.inventory is not None
+        and offer.inventory.memory_bytes > 0
+        and engine in {None, offer.inventory.engine}
+    ]
+
+
+def _hop_ns(links: Links, a: NodeId, b: NodeId, nbytes: int) -> int:
+    link = links.get((a, b)) or links.get((b, a)) or NEUTRAL
+    return link.rtt_ns // 2 + nbytes * 1_000_000_000 // max(link.bytes_per_s, 1)
