@@ -142,8 +142,11 @@ class Driver(Protocol):
     async def accept(self) -> Link:
         """The next link that a peer opened and that is heartbeating."""
 
-    def expect_edge(self, peer: NodeId, edge: EdgeId) -> InboundEdge:
-        """Register ``edge`` from ``peer`` with the demux, before anyone is told to send on it."""
+    def expect_edge(self, peer: NodeId, edge: EdgeId, *, ahead: bool = False) -> InboundEdge:
+        """Register ``edge`` from ``peer`` with the demux, before anyone is told to send on it.
+
+        It is lost with the link there is; ``ahead`` of any link, its stream may come on any one.
+        """
 
     async def open_edge(self, peer: NodeId, edge: EdgeId) -> EdgeSender:
         """Open the stream of ``edge`` on the live link to ``peer`` and write its preamble.

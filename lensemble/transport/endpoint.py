@@ -3,10 +3,12 @@
 A new connection from a peer that already has a link asks the old link first.  No answer within a
 second: the old one belongs to a process that is gone, and the new one takes its place.  An answer:
 two processes hold the same identity, and the new one is refused with both named.  When two peers
-dial each other at once, both keep the connection that the smaller node id dialled.
+dial each other at once, both keep the connection that the smaller node id dialled: that side lets
+the other's wait until its own dial has come out, so that no link is superseded once it is used.
 """
 
 from collections import Counter
+from functools import partial
 
 import msgspec
 import trio
@@ -19,6 +21,7 @@ from lensemble.transport.links import (
     CoreLink,
     ExpectedEdge,
     Pace,
+    StreamReceiver,
     StreamSender,
 )
 from lensemble.transport.raw import RawConnection, RawEndpoint, RawIncoming, RawLost, RawReceive
@@ -34,6 +37,11 @@ MAX_WAITING_LINKS = 256
 """Links that nobody has accepted yet."""
 
 GREETING_TIMEOUT_S = 5.0
+CROSSING_TIMEOUT_S = 2.0
+"""A peer that dials us while we dial it waits at most so long for our dial."""
+
+MAX_AHEAD = 4096
+"""Edges that are expected without regard to a link."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
@@ -52,6 +60,8 @@ class EndpointDriver:
         self._settings = settings
         self._refused: Counter[str] = Counter()
         self._links: dict[NodeId, CoreLink] = {}
+        self._dialling: dict[NodeId, trio.Event] = {}
+        self._ahead: dict[tuple[NodeId, EdgeId], ExpectedEdge] = {}
         self._nursery: trio.Nursery | None = None
         self._greetings = 0
         self._opened, self._waiting = trio.open_memory_channel[CoreLink](MAX_WAITING_LINKS)
@@ -78,6 +88,8 @@ class EndpointDriver:
             for link in self._links.values():
                 link.lose("shut down")
             self._links.clear()
+            for expected in self._ahead.values():
+                expected.lose("shut down")
             with trio.CancelScope(shield=True):
                 await self._raw.close()
 
@@ -88,6 +100,16 @@ class EndpointDriver:
                 return link
 
     async def dial(self, peer: PeerAddress) -> CoreLink:
+        came_out = trio.Event()
+        self._dialling.setdefault(peer.node, came_out)
+        try:
+            return await self._dial(peer)
+        finally:
+            came_out.set()
+            if self._dialling[peer.node] is came_out:
+                del self._dialling[peer.node]
+
+    async def _dial(self, peer: PeerAddress) -> CoreLink:
         nursery = self._running()
         where = f"{peer.node} at {', '.join(peer.addresses) or 'no address'}"
         if peer.node in self.links():
@@ -107,7 +129,9 @@ class EndpointDriver:
         await nursery.start(self._serve, link)
         return link
 
-    def expect_edge(self, peer: NodeId, edge: EdgeId) -> ExpectedEdge:
+    def expect_edge(self, peer: NodeId, edge: EdgeId, *, ahead: bool = False) -> ExpectedEdge:
+        if ahead:
+            return self._expect_ahead(peer, edge)
         link = self.links().get(peer)
         if link is not None:
             return link.expect_edge(edge)
@@ -120,6 +144,20 @@ class EndpointDriver:
         if link is None:
             raise EdgeFault(f"edge {edge} to {peer}: there is no live link")
         return await link.open_edge(edge)
+
+    def _expect_ahead(self, peer: NodeId, edge: EdgeId) -> ExpectedEdge:
+        if (peer, edge) in self._ahead or len(self._ahead) >= MAX_AHEAD:
+            raise InvariantError(
+                f"edge {edge} from {peer} is registered twice, or with {MAX_AHEAD} others"
+            )
+        expected = ExpectedEdge(f"edge {edge} from {peer}", partial(self._forget, (peer, edge)))
+        self._ahead[peer, edge] = expected
+        return expected
+
+    def _forget(self, key: tuple[NodeId, EdgeId], unclaimed: StreamReceiver | None) -> None:
+        self._ahead.pop(key, None)
+        if unclaimed is not None and self._nursery is not None:
+            self._nursery.start_soon(unclaimed.stop)
 
     # ---- dialling and greeting ----
 
@@ -171,6 +209,7 @@ class EndpointDriver:
                 control = await raw.accept_control()
                 await _read_greeting(control[1])
                 link = CoreLink(raw, control, self._settings.pace, self._refused, dialled=False)
+                await self._let_cross(link.peer)
                 reason = await self._admit(link)
                 if not reason:
                     await control[0].write(GREETING, b"")
@@ -183,6 +222,12 @@ class EndpointDriver:
             raw.close(reason)
             self._drop(raw)
         return None
+
+    async def _let_cross(self, peer: NodeId) -> None:
+        """Where our own dial of ``peer`` is the one to keep, wait for what comes of it."""
+        if self.node < peer and peer in self._dialling:
+            with trio.move_on_after(CROSSING_TIMEOUT_S):
+                await self._dialling[peer].wait()
 
     async def _turn_away(self, incoming: RawIncoming) -> None:
         with trio.move_on_after(RESET_TIMEOUT_S):
@@ -202,6 +247,7 @@ class EndpointDriver:
             old.lose(f"superseded by a newer connection from {link.facts().remote}")
         if len(self._links) >= MAX_LINKS:
             return f"there are {MAX_LINKS} links already"
+        link.ahead = self._ahead
         self._links[peer] = link
         return ""
 

@@ -160,7 +160,8 @@ class RxEnd:
 
     With ``on_ready`` each chunk is announced by that callback; without it chunks are had from
     ``receive``.  A sender that gives up before its first bytes are here cannot be told from one
-    that has not begun: this end then waits until it is closed or its link is lost.
+    that has not begun: this end then waits until it is closed or its link is lost.  With ``ahead``
+    no link is needed until the stream arrives, and none that is lost before ends the wait.
     """
 
     def __init__(
@@ -169,6 +170,8 @@ class RxEnd:
         region: Region,
         driver: Driver,
         on_ready: Callable[[SlotIndex, int], None] | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self.spec = spec
         self.region = region
@@ -178,6 +181,7 @@ class RxEnd:
         self._offer, self._offered = trio.open_memory_channel[SlotIndex](spec.slots)
         self._ready, self._landed = trio.open_memory_channel[Chunk](spec.slots)
         self._on_ready = on_ready or self._keep
+        self._ahead = ahead
         self._scope = trio.CancelScope()
 
     @property
@@ -193,7 +197,9 @@ class RxEnd:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Register with the demux, report started, and receive until the end."""
         with self._scope:
-            inbound = self._driver.expect_edge(self.spec.producer, self.spec.edge)
+            inbound = self._driver.expect_edge(
+                self.spec.producer, self.spec.edge, ahead=self._ahead
+            )
             self._feed(rx.Registered())
             task_status.started()
             try:

@@ -7,14 +7,14 @@ its control stream holds up at most ``MAX_QUEUED_CONTROL`` payloads and nobody e
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import msgspec
 import trio
 
 from lensemble.errors import EdgeFault, FrameError, InvariantError, LinkLost
-from lensemble.ids import EdgeId
+from lensemble.ids import EdgeId, NodeId
 from lensemble.transport.driver import MAX_CONTROL_BYTES, LinkFacts
 from lensemble.transport.framing import PREFIX, FrameReader, TooLong
 from lensemble.transport.raw import RawConnection, RawLost, RawReceive, RawSend
@@ -156,6 +156,8 @@ class CoreLink:
         self.peer = raw.peer
         self.lost = trio.Event()
         self.dialled = dialled
+        self.ahead: Mapping[tuple[NodeId, EdgeId], ExpectedEdge] = {}
+        """Edges that were registered without regard to a link, by peer."""
         self._raw = raw
         self._pace = pace
         self._refused = refused
@@ -341,7 +343,7 @@ class CoreLink:
             edge = await _read_preamble(raw)
         finally:
             self._pending.release()
-        expected = None if edge is None else self._edges.get(edge)
+        expected = None if edge is None else self._expected(edge)
         if expected is not None and not expected.taken:
             expected.arrive(StreamReceiver(raw, expected.name))
             return
@@ -351,6 +353,9 @@ class CoreLink:
             await raw.stop()
 
     # ---- small things ----
+
+    def _expected(self, edge: EdgeId) -> ExpectedEdge | None:
+        return self._edges.get(edge) or self.ahead.get((self.peer, edge))
 
     def _datagram(self, payload: bytes) -> None:
         try:

@@ -23,9 +23,9 @@ class TappedDriver:
     async def accept(self) -> "TappedLink":
         return TappedLink(await self._driver.accept(), self.heard)
 
-    def expect_edge(self, peer: NodeId, edge: EdgeId) -> "TappedEdge":
+    def expect_edge(self, peer: NodeId, edge: EdgeId, *, ahead: bool = False) -> "TappedEdge":
         kept = self.frames.setdefault(edge, [])
-        return TappedEdge(self._driver.expect_edge(peer, edge), kept)
+        return TappedEdge(self._driver.expect_edge(peer, edge, ahead=ahead), kept)
 
 
 class TappedLink:

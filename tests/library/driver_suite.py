@@ -128,6 +128,26 @@ async def test_peers_that_dial_each_other_at_once_end_with_one_link(rig: Rig) ->
     assert await back.receive() == b"over the one link"
 
 
+async def test_a_link_that_a_crossed_dial_gave_is_not_superseded(rig: Rig) -> None:
+    one, other = await rig.start(0), await rig.start(1)
+    dialled: list[Link] = []
+
+    async def dial(driver: EndpointDriver, peer: EndpointDriver) -> None:
+        with suppress(LinkLost):
+            dialled.append(await driver.dial(at(peer)))
+
+    for _ in range(5):
+        dialled.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dial, one, other)
+            nursery.start_soon(dial, other, one)
+        await eventually(lambda: len(one.links()) == len(other.links()) == 1)
+        await trio.sleep(0.2)
+        assert [link.lost_reason() for link in dialled] == [""]
+        await one.links()[other.node].close("once more")
+        await eventually(lambda: not one.links() and not other.links())
+
+
 async def test_two_live_holders_of_an_identity_are_both_named(rig: Rig) -> None:
     pair = await linked(rig)
     impostor = await rig.start(0)
@@ -138,6 +158,27 @@ async def test_two_live_holders_of_an_identity_are_both_named(rig: Rig) -> None:
     assert pair.far.refused() == {"second_holder": 1}
     await pair.there.send(b"the first holder goes on")
     assert await pair.back.receive() == b"the first holder goes on"
+
+
+async def test_an_edge_expected_ahead_of_its_link_outlives_links_until_its_stream_comes(
+    rig: Rig,
+) -> None:
+    dialler, listener = await rig.start(0), await rig.start(1)
+    inbound = listener.expect_edge(dialler.node, EDGE, ahead=True)
+    with pytest.raises(InvariantError, match="twice"):
+        listener.expect_edge(dialler.node, EDGE, ahead=True)
+    await (await dialler.dial(at(listener))).close("not this one")
+    await eventually(lambda: not dialler.links() and not listener.links())
+    await dialler.dial(at(listener))
+    sender = await dialler.open_edge(listener.node, EDGE)
+    await sender.send_frame(memoryview(b"at last"))
+    with trio.fail_after(PATIENCE_S):
+        receiver = await inbound.accept()
+    into = bytearray(7)
+    assert await receiver.receive_frame(memoryview(into)) == 7
+    assert bytes(into) == b"at last"
+    inbound.close()
+    listener.expect_edge(dialler.node, EDGE, ahead=True).close()
 
 
 async def test_a_closed_link_can_be_dialled_again(rig: Rig) -> None:
