@@ -135,7 +135,7 @@ class Tokenizer:
             bpe = package.models.BPE(vocab=ids, merges=pairs, ignore_merges=whole)
         except Exception as error:  # the package raises nothing more specific
             raise ModelFileError(f"the merges do not fit the vocabulary: {error}") from error
-        made: "tokenizers.Tokenizer" = package.Tokenizer(bpe)
+        made: tokenizers.Tokenizer = package.Tokenizer(bpe)
         pre = package.pre_tokenizers
         steps = [pre.Split(package.Regex(each), "isolated") for each in SPLITS[split]]
         bytewise = pre.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -211,12 +211,11 @@ class TextStream:
 
     def flush(self) -> str:
         """What is left when no token follows."""
-        if self.stopped:
-            return ""
-        self._held += self._decoder.decode(b"", final=True)
+        if not self.stopped:
+            self._held += self._decoder.decode(b"", final=True)
         shown = self._clear()
         rest, self._held = self._held, ""
-        return shown if self.stopped else shown + rest
+        return shown + rest
 
     def _clear(self) -> str:
         found = [at for each in self._stops if (at := self._held.find(each)) >= 0]
