@@ -106,7 +106,7 @@ class Gauge(_Terms):
 
     align: bool = False
     rho: float = Field(default=0.3, ge=0, le=100)
-    """Pull towards not turning at all, in mean variances of a latent dimension."""
+    """Pull towards the least change of weights, in mean variances of a latent dimension."""
     threshold_degrees: float = Field(default=15.0, ge=0, le=180)
     """Turn only above this root mean square of the principal angles."""
     limit: float = Field(default=0.0, ge=0, le=1e6)

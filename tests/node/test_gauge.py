@@ -23,6 +23,7 @@ WORKLOAD = worlds.small()
 LAYOUT = layout(WORKLOAD)
 TASK = worlds.SMALL
 PRIOR = initial_parameters(WORKLOAD)
+NONE = np.zeros((TASK.latent_dim,) * 2)
 POINTS = np.random.Generator(np.random.Philox(1)).normal(size=(400, 6)).astype(np.float32)
 
 
@@ -96,7 +97,7 @@ def test_a_random_frame_is_found(seed: int, noise: float) -> None:
     reference = latents(trained())
     draw = np.random.Generator(np.random.Philox(seed + 1))
     moved = reference @ turn.T + noise * reference.std() * draw.normal(size=reference.shape)
-    found = gauge.fitted(moved, reference, 0.3)
+    found = gauge.procrustes(moved, reference, NONE)
     assert np.abs(found @ found.T - np.eye(TASK.latent_dim)).max() < 1e-9
     left = gauge.misalignment(moved @ found, reference)
     assert left <= 1.3 * gauge.misalignment(moved, reference @ turn.T) + 1e-9
@@ -104,8 +105,9 @@ def test_a_random_frame_is_found(seed: int, noise: float) -> None:
 
 def test_a_frame_that_has_not_turned_is_left_where_it_is() -> None:
     reference = latents(trained())
-    found = gauge.fitted(reference, reference, 0.3)
-    assert gauge.principal_angles(found).max() < 1e-5
+    for pull in (NONE, np.eye(TASK.latent_dim)):
+        found = gauge.procrustes(reference, reference, pull)
+        assert gauge.principal_angles(found).max() < 1e-5
 
 
 def test_the_pull_leaves_directions_without_variance_alone() -> None:
@@ -114,17 +116,26 @@ def test_the_pull_leaves_directions_without_variance_alone() -> None:
     reference = draw.normal(size=(500, 4)) * scales
     moved = reference + 0.05 * draw.normal(size=reference.shape)
     moved[:, 3] = -reference[:, 3]
-    plain, pulled = (gauge.procrustes(moved, reference, rho) for rho in (0.0, 0.3))
+    plain, pulled = (gauge.procrustes(moved, reference, rho * np.eye(4)) for rho in (0.0, 0.3))
     assert gauge.principal_angles(plain).max() > 170
     assert gauge.principal_angles(pulled).max() < 5
-    assert np.array_equal(gauge.fitted(moved, reference, 0.3), pulled)
+
+
+def test_weights_that_have_not_changed_pull_evenly() -> None:
+    views = LAYOUT.views(trained())
+    pull = gauge.kinship(views, views, TASK.history)
+    assert np.trace(pull) == pytest.approx(TASK.latent_dim)
+    assert np.linalg.eigvalsh(pull).min() > 0.5
+    turn = orthogonal(4)
+    moved = LAYOUT.views(turned(trained(), turn))
+    assert gauge.polar(gauge.kinship(moved, views, TASK.history)) == pytest.approx(turn.T, abs=1e-6)
 
 
 def test_reflections_are_a_symmetry_too() -> None:
     reference = latents(trained())
     mirror = np.eye(TASK.latent_dim)
     mirror[2, 2] = -1
-    found = gauge.fitted(reference @ mirror, reference, 0.3)
+    found = gauge.procrustes(reference @ mirror, reference, NONE)
     assert np.linalg.det(found) < 0
     assert np.abs(found - mirror).max() < 1e-6
 
@@ -143,11 +154,12 @@ def test_angles_are_those_of_the_planes() -> None:
 def test_a_degenerate_spectrum_is_judged_relative_to_its_largest_value(scale: float) -> None:
     draw = np.random.Generator(np.random.Philox(0))
     reference = draw.normal(size=(100, 3)) * scale
-    assert gauge.procrustes(reference, reference, 0.0) == pytest.approx(np.eye(3))
+    none = np.zeros((3, 3))
+    assert gauge.procrustes(reference, reference, none) == pytest.approx(np.eye(3))
     flat = reference.copy()
     flat[:, 1] = flat[:, 0]
     with pytest.raises(DegenerateProcrustes, match="ratio below 1e-06"):
-        gauge.procrustes(flat, flat, 0.0)
+        gauge.procrustes(flat, flat, none)
 
 
 def test_effective_dimension_counts_the_directions() -> None:
@@ -160,18 +172,22 @@ def test_effective_dimension_counts_the_directions() -> None:
 # ---- the stage ----
 
 
+def sight(flat: np.ndarray) -> gauge.Sight:
+    return gauge.Sight(latents(flat), LAYOUT.views(flat))
+
+
 def aligned(flat: np.ndarray, **terms: object) -> gauge.Alignment:
     made = Gauge(**({"align": True} | terms))
-    return gauge.Alignment(made, latents(PRIOR), latents(flat), TASK.history)
+    return gauge.Alignment(made, sight(PRIOR), sight(flat), TASK.history)
 
 
-def test_a_turned_participant_releases_what_it_would_have_released() -> None:
-    """With the plain form, the frame that a node has arrived in does not matter at all."""
-    here = aligned(trained(), rho=0.0, threshold_degrees=0.0)
+@pytest.mark.parametrize("rho", [0.0, 0.3])
+def test_a_turned_participant_releases_what_it_would_have_released(rho: float) -> None:
+    here = aligned(trained(), rho=rho, threshold_degrees=0.0)
     straight = here.stage(LAYOUT)(trained().copy())
     for seed in range(5):
         moved = turned(trained(), orthogonal(seed))
-        there = aligned(moved, rho=0.0)
+        there = aligned(moved, rho=rho)
         assert there.drift.aligned
         assert there.drift.before > 0.5
         assert there.drift.after == pytest.approx(here.drift.after, rel=1e-3)
@@ -194,8 +210,7 @@ def test_latents_that_do_not_say_how_they_turned_are_released_with_a_warning() -
     views = LAYOUT.views(flat)
     views["encoder.output.weight"][...] = 0
     views["encoder.output.bias"][...] = 0
-    collapsed = latents(flat)
-    found = gauge.Alignment(Gauge(align=True, rho=0.0), collapsed, collapsed, TASK.history)
+    found = gauge.Alignment(Gauge(align=True, rho=0.0), sight(flat), sight(flat), TASK.history)
     assert not found.drift.aligned
     assert "released without alignment" in found.drift.warning
     assert np.array_equal(found.stage(LAYOUT)(flat.copy()), flat)
@@ -220,7 +235,7 @@ def test_alignment_comes_before_clipping_noise_rounding_and_encoding() -> None:
         release={"quantize": "int8"},
     )
     moved = turned(trained(), orthogonal(0))
-    found = gauge.Alignment(workload.gauge, latents(PRIOR), latents(moved), TASK.history)
+    found = gauge.Alignment(workload.gauge, sight(PRIOR), sight(moved), TASK.history)
     assert found.drift.aligned
 
     def entropy(count: int) -> bytes:

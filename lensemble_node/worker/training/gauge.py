@@ -4,12 +4,16 @@ Encoder and predictor may turn the latent space by any orthogonal Q without a ch
 predict, so the updates of two nodes can differ by nothing but a Q and cancel in the mean.  Both the
 round's prior and the trained weights encode the public probe, and
 
-    Q = polar(S^T T + rho * tr(T^T T) / d * I)        S trained, T prior, (points, d)
+    Q = polar(S^T T + rho * v * P)        S trained, T prior, (points, d)
 
-is the orthogonal matrix that fits S Q to T best, drawn towards the identity by ``rho``.  The plain
-form (rho = 0) turns directions of little variance at random, which only makes the update longer.
-Where a pull of ``rho`` leaves much more than the plain form does, the frame has really turned, and
-the plain form is taken.  Reflections are allowed: any Q in O(d) is a symmetry of the model.
+is the orthogonal matrix that fits S Q to T best, drawn by ``rho`` towards the one that changes the
+weights least.  v is the mean variance of a latent dimension, tr(T^T T) / d, and P compares the
+trained weights at the surface with the prior's as S^T T compares latents, scaled so that it is
+about the identity where nothing has turned.  The plain form (rho = 0) turns directions of little
+variance at random, which only makes the update longer.  A pull towards the identity itself would
+do against that, but would not let a frame that has really turned come back; P turns with the
+frame, so what is released does not depend on how far it had turned.  Reflections are allowed: any
+Q in O(d) is a symmetry of the model.
 
 The reference is the prior and not the warm start: all nodes of a round have it in common, and the
 update is the difference to it.
@@ -19,8 +23,9 @@ to turn (a rank too low for it), the update is released as it is, with a warning
 backstop, and a participant that is not aligned is worth more than none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,14 +37,12 @@ from lensemble.workload import Gauge
 
 SINGULAR_FLOOR = 1e-6
 """Of the largest singular value; below it a direction could turn anyhow."""
-TURNED = 1.25
-"""The pull leaves this many times what the plain form leaves: the frame has really turned."""
 MAX_POINTS = 4096
 """Points of a probe that are encoded, spread evenly through it."""
-_EXACT = 1e-6
 
 Frame = NDArray[np.float64]
 Latents = NDArray[np.float32] | Frame
+Views: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,36 +85,45 @@ def polar(matrix: Frame) -> Frame:
     return turn
 
 
-def procrustes(latents: Latents, reference: Latents, rho: float) -> Frame:
+def procrustes(latents: Latents, reference: Latents, pull: Frame) -> Frame:
     """Q (d, d), float64, in O(d), fitting ``latents @ Q`` to ``reference``, both (n, d).
+
+    ``pull`` (d, d) is in mean variances of a dimension of ``reference``.
 
     Raises:
         DegenerateProcrustes: see ``polar``.
     """
     moved, fixed = np.asarray(latents, np.float64), np.asarray(reference, np.float64)
-    width = fixed.shape[1]
-    pull = rho * float(np.square(fixed).sum()) / width
-    return polar(moved.T @ fixed + pull * np.eye(width))
+    variance = float(np.square(fixed).sum()) / fixed.shape[1]
+    return polar(moved.T @ fixed + variance * pull)
 
 
-def fitted(latents: Latents, reference: Latents, rho: float) -> Frame:
-    """``procrustes`` with a pull of ``rho``, without it where the frame has really turned.
+def kinship(trained: Views, prior: Views, history: int) -> Frame:
+    """How the weights ``trained`` at the latent surface lie to those of ``prior``, (d, d), float64.
 
-    Raises:
-        DegenerateProcrustes: see ``polar``.
+    Turning by the polar factor of this brings them closest.  It is scaled by the prior's: the
+    identity, where no weight has changed and all dimensions have equal weights.
     """
-    try:
-        plain = procrustes(latents, reference, 0.0)
-    except DegenerateProcrustes:
-        return procrustes(latents, reference, rho)
-    try:
-        pulled = procrustes(latents, reference, rho)
-    except DegenerateProcrustes:
-        # A frame turned right over cancels against the pull.
-        return plain
-    least = misalignment(latents @ plain, reference)
-    turned = misalignment(latents @ pulled, reference) > TURNED * least + _EXACT
-    return plain if turned else pulled
+    cross, own = _cross(trained, prior, history), _cross(prior, prior, history)
+    mean = float(np.trace(own)) / len(own)
+    return cross / mean if mean > 0 else np.eye(len(own))
+
+
+def _cross(one: Views, other: Views, history: int) -> Frame:
+    total = np.zeros((len(one["encoder.output.bias"]),) * 2)
+    for a, b in zip(_surface(one, history), _surface(other, history), strict=True):
+        total += a.astype(np.float64).T @ b.astype(np.float64)
+    return total
+
+
+def _surface(views: Views, history: int) -> Iterator[NDArray[np.float32]]:
+    """What turns with the latents, each (anything, d), multiplied by Q from the right."""
+    for name in ("encoder.output", "predictor.output"):
+        yield views[f"{name}.weight"].T
+        yield views[f"{name}.bias"][None, :]
+    joint, width = views["predictor.input.weight"], len(views["encoder.output.bias"])
+    for slot in range(history):
+        yield joint[:, slot * width : (slot + 1) * width]
 
 
 def misalignment(latents: Latents, reference: Latents) -> float:
@@ -141,25 +153,23 @@ def participation_ratio(latents: Latents) -> float:
     return float(spectrum.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-def turn_weights(
-    views: Mapping[str, NDArray[np.float32]], turn: Frame, history: int
-) -> Mapping[str, NDArray[np.float32]]:
-    """Turn the latent space of the tensors ``views`` by ``turn`` (d, d) in place; answers them.
+def turn_weights(views: Views, turn: Frame, history: int) -> None:
+    """Turn the latent space of the tensors ``views`` by ``turn`` (d, d), in place.
 
     Latents become ``z @ turn`` and what the model predicts turns with them, up to one rounding to
     float32 of each weight.  Turned are the encoder's last layer, what the predictor does with the
     latents of each of ``history`` slots, and its last layer; nothing else is written to.
     """
-    width = len(turn)
-    for name in ("encoder.output", "predictor.output"):
-        weight, bias = views[f"{name}.weight"], views[f"{name}.bias"]
-        weight[...] = turn.T @ weight
-        bias[...] = bias @ turn
-    joint = views["predictor.input.weight"]
-    for slot in range(history):
-        part = slice(slot * width, (slot + 1) * width)
-        joint[:, part] = joint[:, part] @ turn
-    return views
+    for part in _surface(views, history):
+        part[...] = part @ turn
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A model as seen on the probe: its latents (n, d), and its weights by name."""
+
+    latents: Latents
+    views: Views
 
 
 class Alignment:
@@ -167,20 +177,22 @@ class Alignment:
 
     Args:
         terms: of the workload.
-        reference: the prior's latents of the probe, (n, d).
-        latents: the trained weights' latents of it.
+        prior: the model that the round started from.
+        trained: what became of it.
         history: slots of latents that the predictor takes.
 
     Raises:
         FrameDriftExceeded: the latents stay further from the frame than a ``terms.limit`` above 0.
     """
 
-    def __init__(self, terms: Gauge, reference: Latents, latents: Latents, history: int) -> None:
+    def __init__(self, terms: Gauge, prior: Sight, trained: Sight, history: int) -> None:
         self._history = history
+        latents, reference = trained.latents, prior.latents
         self._turn = np.eye(reference.shape[1])
         warning, measured = "", self._turn
+        pull = terms.rho * kinship(trained.views, prior.views, history)
         try:
-            measured = fitted(latents, reference, terms.rho)
+            measured = procrustes(latents, reference, pull)
         except DegenerateProcrustes as degenerate:
             warning = f"released without alignment: {degenerate.message}"
         angles = principal_angles(measured)

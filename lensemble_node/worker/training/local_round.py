@@ -9,14 +9,13 @@ of: checked against the budget, trained, written, charged, and only then handed 
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NotRequired, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lensemble import merkle, seeds
 from lensemble.errors import (
@@ -33,7 +32,7 @@ from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector, encode
 from lensemble.workload import NoopTask, Workload, layout
 from lensemble_node.worker.training.charges import Account, Charges, Standing
-from lensemble_node.worker.training.gauge import Alignment, Drift
+from lensemble_node.worker.training.gauge import Alignment, Drift, Sight
 from lensemble_node.worker.training.local_store import Cursor, LocalStore, Sidecar
 from lensemble_node.worker.training.noise import Entropy, SecretNoise
 from lensemble_node.worker.training.protect import Protection
@@ -408,25 +407,27 @@ class _World:
             # The first round here, or what another workload left behind.
             local = inner_loop.LocalState()
         learner.load(prior, local)
-        reference = self._latents()
+        before = self._sight(learner.model.layout.views(prior))
         segment = inner_loop.Segment(
             self._workload.inner.steps, order["global_step"], order["sketch_seed"], making.stream
         )
         losses = learner.run(segment, order["progress"], order["should_stop"])
         layout, pipeline, drift = learner.model.layout, protection.pipeline(), None
-        latents = self._latents()
-        if reference is not None and latents is not None:
-            aligned = Alignment(self._workload.gauge, reference, latents, self._history)
+        after = self._sight(learner.model.named())
+        if before is not None and after is not None:
+            aligned = Alignment(self._workload.gauge, before, after, self._history)
             drift = aligned.drift
             pipeline = replace(pipeline, on_weights=(aligned.stage(layout),))
         encoded = release(learner.model.named(), prior, layout, self._workload.room, pipeline)
         kept = learner.local_state()
-        after = Cursor(kept.cursor, order["round_index"], self._workload.digest)
-        making.store.write_pending(kept.head, kept.optimizer, after)
+        cursor = Cursor(kept.cursor, order["round_index"], self._workload.digest)
+        making.store.write_pending(kept.head, kept.optimizer, cursor)
         vector = making.store.write_vector(order["round_index"], [encoded.vector])
         found = (losses.first, losses.last)
         return _Result(vector, encoded.extent, found, protection.clip_factor, drift)
 
-    def _latents(self) -> NDArray[np.float32] | None:
-        """The probe's latents under the learner's weights; None without a probe."""
-        return None if self._points is None else self._learner.model.latents(self._points)
+    def _sight(self, views: Mapping[str, FlatParameters]) -> Sight | None:
+        """The learner's model, whose weights are ``views``, on the probe; None without a probe."""
+        if self._points is None:
+            return None
+        return Sight(self._learner.model.latents(self._points), views)

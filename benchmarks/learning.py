@@ -1,0 +1,251 @@
+"""Whether a federation learns: claims A1 to A9, as ratios paired within each seed.
+
+``python benchmarks/learning.py [--seeds 5] [--processes 2] [--json]`` trains four different arms
+from one warm start: federated with H = 10 and H = 50, each alone, all in one place, and the
+controls that must fail.  The last line is one JSON object: mean 5-step state errors under
+``federated``, ``local_only``, ``centralised`` and ``warm``, and for every claim whether it holds on
+all seeds and the worst ratio.  Nothing is compared between seeds: raw errors vary by a quarter.
+
+``--daemons`` runs the same federation once more through the daemons, masked, and compares digests;
+``--noise`` adds the error under noise, and ``--plot FILE`` draws it.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import claims
+import numpy as np
+import torch
+import turned
+
+from lensemble.errors import LensembleError
+from lensemble.params import FlatParameters
+from lensemble.secagg.field import FieldVector
+from lensemble.workload import (
+    FieldTerms,
+    Gauge,
+    Inner,
+    Objective,
+    Outer,
+    Privacy,
+    Workload,
+    initial_parameters,
+)
+from lensemble_local import arm, rounds
+from lensemble_node.worker.training import baseline, probe
+from lensemble_node.worker.training.evaluate import Domain, Evaluator, Scores
+from lensemble_node.worker.training.local_round import Trainer
+from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.stops import Diverged
+
+NODES = 4
+STEPS = 400
+WARM_STEPS = 200
+EPISODES = 20
+SKETCH = 32
+LANDMARKS = 256
+CLIP = 2.0
+OUTER = {10: Outer(lr=1.0, momentum=0.0), 50: Outer(lr=0.7, momentum=0.5)}
+FAILED = Scores(math.inf, math.inf, -math.inf, math.nan, math.nan, (math.inf,))
+
+
+def workload(seed: int, horizon: int) -> Workload:
+    """What all runs of a seed share, with ``horizon`` steps a round."""
+    return Workload(
+        root_seed=seed,
+        inner=Inner(steps=horizon, lr=2e-3, schedule_steps=STEPS),
+        objective=Objective(sketch_dim=SKETCH),
+        outer=OUTER[horizon],
+    )
+
+
+@dataclass
+class Bench:
+    """The data, the warm start and the judges of one seed."""
+
+    seed: int
+    place: Path
+
+    def __post_init__(self) -> None:
+        order = arm.Order(NODES, EPISODES, "numpy", self.seed, unseen=True)
+        arm.make(self.place, order)
+        self.terms = {horizon: workload(self.seed, horizon) for horizon in OUTER}
+        any_terms = self.terms[10]
+        pairs = [self._pair(f"node{i}.h5", f"heldout-{i}.h5") for i in range(NODES)]
+        unseen = self._pair("unseen.h5", "heldout-unseen.h5")
+        self._mix = Evaluator(any_terms, [Domain.read(*pair, any_terms) for pair in pairs])
+        self._unseen = Evaluator(any_terms, [Domain.read(*unseen, any_terms)])
+        self.data = {f"n{i}": self.place / f"node{i}.h5" for i in range(NODES)}
+        self.warm = baseline.warm_start(any_terms, self.place / "public.h5", WARM_STEPS)
+
+    def _pair(self, train: str, heldout: str) -> tuple[Path, Path]:
+        return self.place / train, self.place / heldout
+
+    def mix(self, parameters: FlatParameters | None) -> Scores:
+        """Mean over the four arms; what is not there or not finite has failed."""
+        if parameters is None or not np.isfinite(parameters).all():
+            return FAILED
+        with np.errstate(all="ignore"):
+            return Scores.mean(self._mix.score(parameters))
+
+    def unseen(self, parameters: FlatParameters) -> Scores:
+        return self._unseen.score(parameters)[0]
+
+    # ---- ways to train ----
+
+    def local(self, node: str) -> FlatParameters:
+        return baseline.local_only(self.terms[10], self.data[node], self.warm, STEPS, node)
+
+    def centralised(self) -> FlatParameters:
+        data, names = list(self.data.values()), list(self.data)
+        return baseline.centralised(self.terms[10], data, self.warm, STEPS, names)
+
+    def federated(
+        self,
+        terms: Workload,
+        absent: Callable[[int], tuple[int, ...]] = lambda _: (),
+        bend: Callable[[FieldVector], FieldVector] = lambda words: words,
+        start: FlatParameters | None = None,
+    ) -> FlatParameters | None:
+        """Parameters after the rounds of ``terms``; None where they cannot be carried through."""
+        start = self.warm if start is None else start
+        with tempfile.TemporaryDirectory(dir=self.place) as state:
+            nodes = rounds.trainers(terms, self.data, Path(state))
+            self._pay(terms, nodes)
+            return _finished(rounds.Federation(terms, nodes, start, bend), absent)
+
+    def _pay(self, terms: Workload, nodes: list[Trainer]) -> None:
+        for number, node in enumerate(nodes):
+            draw = np.random.default_rng([self.seed, number])
+            node.account("benchmark", draw.bytes)
+
+    def apart(self) -> FlatParameters:
+        """Four models from starts of their own, averaged once."""
+        found = []
+        for number, (node, path) in enumerate(self.data.items()):
+            other = workload(1000 * (self.seed + 1) + number, 10)
+            start = initial_parameters(other)
+            found.append(baseline.local_only(other, path, start, STEPS, node))
+        mean: FlatParameters = np.mean(found, axis=0, dtype=np.float64).astype(np.float32)
+        return mean
+
+    def turned(self, public: probe.Probe, gauge: Gauge, *, turn: bool) -> FlatParameters | None:
+        terms = self.terms[50]
+        anchor = terms.objective.model_copy(update={"probe_hash": public.digest})
+        terms = terms.model_copy(update={"gauge": gauge, "objective": anchor})
+        nodes = [turned.TurnedNode(terms, each, public, turn=turn) for each in self.data.items()]
+        return _finished(rounds.Federation(terms, nodes, self.warm), lambda _: ())
+
+
+def _finished(
+    federation: rounds.Federation, absent: Callable[[int], tuple[int, ...]]
+) -> FlatParameters | None:
+    try:
+        for index in range(STEPS // federation.workload.inner.steps):
+            federation.round(absent(index))
+    except (LensembleError, Diverged):
+        return None
+    return federation.parameters
+
+
+def runs(bench: Bench) -> Iterator[tuple[str, FlatParameters | None]]:
+    """Every run of a seed, by name."""
+    short, long = bench.terms[10], bench.terms[50]
+    yield "warm", bench.warm
+    for node in bench.data:
+        yield f"local {node}", bench.local(node)
+    yield "centralised", bench.centralised()
+    yield "federated 10", bench.federated(short)
+    yield "federated 50", bench.federated(long)
+    yield "one absent", bench.federated(long, lambda index: (index % NODES,))
+    fine = long.model_copy(update={"field": FieldTerms(k=30, n_max=NODES)})
+    yield "exact", bench.federated(fine)
+    blocks = long.release.model_copy(update={"quantize": "int8"})
+    yield "int8", bench.federated(long.model_copy(update={"release": blocks}))
+    yield "no sigreg", _without_sigreg(bench)
+    yield "flipped", bench.federated(long, bend=np.negative)
+    yield "noise 0.1", bench.federated(noisy(long, 0.1))
+    yield "apart", bench.apart()
+    yield from _turned_runs(bench)
+
+
+def _without_sigreg(bench: Bench) -> FlatParameters | None:
+    terms = bench.terms[50]
+    bare = terms.objective.model_copy(update={"lambda_sig": 0.0})
+    terms = terms.model_copy(update={"objective": bare})
+    start = baseline.warm_start(terms, bench.place / "public.h5", WARM_STEPS)
+    return bench.federated(terms, start=start)
+
+
+def noisy(terms: Workload, sigma: float) -> Workload:
+    """``terms`` with updates clipped to ``CLIP`` and noise of ``sigma * CLIP`` on their sum."""
+    private = Privacy(
+        enabled=True,
+        clip_norm=CLIP,
+        noise_multiplier=sigma,
+        placement="distributed",
+        cohort=NODES,
+        epsilon=1e4,
+    )
+    field = FieldTerms(k=24, n_max=NODES)
+    return terms.model_copy(update={"privacy": private, "field": field})
+
+
+def _turned_runs(bench: Bench) -> Iterator[tuple[str, FlatParameters | None]]:
+    public = probe.build(
+        DataSource(bench.place / "public.h5"), bench.terms[50], bench.warm, LANDMARKS
+    )
+    always = Gauge(align=True, threshold_degrees=0.0)
+    yield "aligned", bench.turned(public, always, turn=False)
+    yield "turned, aligned", bench.turned(public, always, turn=True)
+    yield "turned, aligned by default", bench.turned(public, Gauge(align=True), turn=True)
+    yield "turned, not aligned", bench.turned(public, Gauge(), turn=True)
+
+
+def one_seed(seed: int) -> dict[str, Any]:
+    """The scores of all runs of ``seed`` on the mixture, and some on the unseen arm."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as place:
+        bench = Bench(seed, Path(place))
+        scores: dict[str, Any] = {}
+        for name, parameters in runs(bench):
+            scores[name] = {"mix": bench.mix(parameters)}
+            if name.startswith(("local", "federated")) and parameters is not None:
+                scores[name]["unseen"] = bench.unseen(parameters)
+    return {"seed": seed, "scores": scores, "cpu_s": time.process_time() - began}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--json", action="store_true", help="only the JSON object")
+    options = parser.parse_args()
+    found = []
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:
+        for each in pool.map(one_seed, range(options.seeds)):
+            found.append(each)
+            if not options.json:
+                print(f"seed {each['seed']}: {each['cpu_s']:.0f} CPU-s", flush=True)
+    result = claims.judge(found)
+    if not options.json:
+        claims.show(result)
+    print(json.dumps(result))
+    sys.exit(0 if result["holds"] else 1)
+
+
+if __name__ == "__main__":
+    main()
