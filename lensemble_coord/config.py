@@ -235,6 +235,39 @@ class StorageSection(Section):
     )
 
 
+class InferenceSection(Section):
+    """Models that are split over nodes (`lensemblectl provision`)."""
+
+    step_deadline_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description=(
+            "A token that does not come back for this many seconds is looked for; if no stage has "
+            "moved since, the run ends with the name of the stage that stands still."
+        ),
+    )
+    stall_timeout_s: float = Field(
+        180.0,
+        gt=0,
+        le=86_400,
+        description=(
+            "A stage that makes no progress for this many seconds while it fetches, loads or "
+            "compiles ends the run."
+        ),
+    )
+    teardown_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="Wait this long for the stages of an ended run."
+    )
+    max_runs: int = Field(8, ge=1, le=1024, description="Models that are provisioned at once.")
+    max_waiting: int = Field(
+        64,
+        ge=0,
+        le=4096,
+        description="Requests of one run that wait for a session; more are refused.",
+    )
+
+
 class CoordinatorConfig(Section):
     name: Title = Field("coordinator", description="Shown in status and logs.")
     state_dir: ConfigPath = Field(
@@ -255,6 +288,7 @@ class CoordinatorConfig(Section):
     admission: AdmissionSection = AdmissionSection()
     rounds: RoundsSection = RoundsSection()
     edges: EdgesSection = EdgesSection()
+    inference: InferenceSection = InferenceSection()
     storage: StorageSection = StorageSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()
