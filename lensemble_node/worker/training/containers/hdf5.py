@@ -81,7 +81,8 @@ def _open(path: Path, file: h5py.File, wanted: Layout | None) -> Container:
         case Layout.MINARI:
             return Grouped(path, file, found, "episode_")
         case Layout.D4RL:
-            arrays = {stored.canonical(key): value for key, value in _arrays(file).items()}
+            rows = {k: v for k, v in _arrays(file).items() if not k.startswith("metadata/")}
+            arrays = {stored.canonical(key): value for key, value in rows.items()}
             return _shared(path, file, found, arrays, _by_flags(file))
         case _:
             arrays = {flat_key(k): v for k, v in _arrays(file).items() if k not in _FLAT_INDEX}
@@ -237,8 +238,6 @@ def _shared(
     least = int(bounds[1].max(initial=0))
     held = {}
     for key, item in arrays.items():
-        if layout is Layout.D4RL and key.startswith("metadata/"):
-            continue
         about = _stored(item)
         held[key] = Shared(about.kind, about.rows, partial(_slice, item))
     if not held:

@@ -24,6 +24,8 @@ from lensemble_node.worker.training.containers.stored import Container, Kind, La
 
 EXTRA = "zarr"
 _MARKS = (".zgroup", "zarr.json")
+_METADATA = (".zarray", ".zattrs", "zarr.json")
+_BLOSC_HEADER = 16
 
 
 def is_zarr(path: Path) -> bool:
@@ -44,10 +46,12 @@ def open_zarr(path: Path) -> Container:
         if path.is_file():
             store = zarr.storage.ZipStore(path, mode="r")
         root = zarr.open_group(store, mode="r")
-        ends = np.asarray(root["meta/episode_ends"][:], dtype=np.int64)
         members = dict(root["data"].members(max_depth=None))
-        label = stored.label(root.attrs.get(stored.EMBODIMENT, ""))
         arrays = {key: item for key, item in members.items() if hasattr(item, "chunks")}
+        _check_blosc(path, {f"data/{key}": item for key, item in arrays.items()})
+        _check_blosc(path, {"meta/episode_ends": root["meta/episode_ends"]})
+        ends = np.asarray(root["meta/episode_ends"][:], dtype=np.int64)
+        label = stored.label(root.attrs.get(stored.EMBODIMENT, ""))
         cache = Blocks()
         held = {flat_key(key): _shared(key, item, cache) for key, item in arrays.items()}
     except stored.DAMAGE as error:
@@ -61,6 +65,29 @@ def open_zarr(path: Path) -> Container:
     found = _Labelled((path, Layout.ZARR), held, episode_bounds(ends), partial(_files, path), close)
     found.label = label
     return found
+
+
+def _check_blosc(path: Path, arrays: dict[str, Any]) -> None:
+    """That chunks compressed by Blosc are whole: it reads beyond the end of one that is not.
+
+    A chunk in a shard or in a zip file has a checksum there.
+
+    Raises:
+        ValueError: one is of another size than its header says.
+    """
+    for key, item in arrays.items():
+        names = [type(codec).__name__.lower() for codec in item.compressors]
+        if path.is_file() or item.shards or not any("blosc" in name for name in names):
+            continue
+        for file in (path / key).rglob("*"):
+            if not file.is_file() or file.name in _METADATA:
+                continue
+            with file.open("rb") as chunk:
+                size = int.from_bytes(chunk.read(_BLOSC_HEADER)[12:], "little")
+            if file.stat().st_size != max(size, _BLOSC_HEADER):
+                raise ValueError(
+                    f"{file.relative_to(path)} has {file.stat().st_size} bytes of {size}"
+                )
 
 
 class _Labelled(FlatContainer):
