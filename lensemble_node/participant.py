@@ -86,6 +86,8 @@ class Member:
         self.budget: signals.Budget | None = None
         self.clip_factor: float | None = None
         self.field_use: float | None = None
+        self.drift: signals.Drift | None = None
+        """Of the last release; never sent."""
         self.releases = self.clipped = 0
         arena = Arena.create(config.edges.arena_bytes)
         worker = config.worker
@@ -218,6 +220,9 @@ class Member:
 
     def _account_release(self, signal: signals.Trained) -> None:
         self.clip_factor, self.field_use = signal.clip_factor, signal.field_use
+        self.drift = signal.drift
+        if signal.drift is not None and signal.drift.warning:
+            self._log.warning("gauge.not_aligned", round=signal.round, reason=signal.drift.warning)
         if not signal.reused:
             self.releases += 1
             self.clipped += signal.clip_factor is not None and signal.clip_factor < 1.0

@@ -239,6 +239,20 @@ class Worked(SignalLine, frozen=True, kw_only=True, tag=True):
     total: _Count
 
 
+class Drift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How training has turned the latents of the public probe; see ``worker.training.gauge``."""
+
+    before: float
+    after: float
+    mean_degrees: float
+    rms_degrees: float
+    max_degrees: float
+    dimension: float
+    std: float
+    aligned: bool
+    warning: str
+
+
 class Trained(SignalLine, frozen=True, kw_only=True, tag=True):
     round: _Count
     attempt: _Count
@@ -252,9 +266,11 @@ class Trained(SignalLine, frozen=True, kw_only=True, tag=True):
     budget: Budget | None = None
     """With this release charged, durably, where the workload asks for privacy."""
     clip_factor: float | None = None
+    """By which the update was scaled down to the norm that the workload allows."""
     field_use: float | None = None
     """The largest coordinate over the most that the field has room for; 1 would be refused."""
-    """By which the update was scaled down to the norm that the workload allows."""
+    drift: Drift | None = None
+    """Where the worker holds a probe."""
 
 
 class Masked(SignalLine, frozen=True, kw_only=True, tag=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import trio
 
 from lensemble.ctl import replies
@@ -41,9 +42,16 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         leased_bytes=member.provisioner.leased_bytes,
         refused=refused,
         field_use=member.field_use,
+        drift=_drift(member),
         rss_bytes=rss_bytes("self"),
         alerts=_alerts(member),
     )
+
+
+def _drift(member: Member) -> replies.DriftStatus | None:
+    if member.drift is None:
+        return None
+    return msgspec.convert(member.drift, replies.DriftStatus, from_attributes=True)
 
 
 def _privacy(member: Member) -> replies.PrivacyStatus | None:

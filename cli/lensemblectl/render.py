@@ -141,6 +141,7 @@ def node(status: replies.NodeStatus) -> RenderableType:
                 ("workload", status.config_hash and f"config hash {status.config_hash}"),
                 ("contributed", contributed),
                 ("privacy", _privacy(status.privacy)),
+                ("drift", "" if status.drift is None else words.drift_line(status.drift)),
                 ("shares", "loss and norms, in the clear" if status.shares_norms else ""),
                 ("refused", words.counts(status.refused)),
             ]

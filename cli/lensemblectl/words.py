@@ -130,6 +130,15 @@ def run_line(run: replies.RunStatus) -> str:
     return f"run {run.run}: {run.closed} of {run.rounds} rounds closed{aborted}{eta}"
 
 
+def drift_line(drift: replies.DriftStatus) -> str:
+    """How far the last training moved this node's latents, and what was done about it."""
+    moved = f"{drift.before:.2g} latent variances off the round's start"
+    turned = f"turned by {drift.rms_degrees:.1f} degrees rms, {drift.max_degrees:.1f} at most"
+    done = f"; {drift.after:.2g} after turning back" if drift.aligned else ""
+    latent = f"effective dimension {drift.dimension:.1f}, std {drift.std:.2f}"
+    return f"{moved}, {turned}{done}; {latent}" + (f" ({drift.warning})" if drift.warning else "")
+
+
 def budget_lines(privacy: replies.PrivacyStatus) -> list[str]:
     """Spent, left, and how many rounds that is."""
     left = max(0.0, privacy.epsilon - privacy.spent)

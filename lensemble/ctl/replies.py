@@ -195,6 +195,25 @@ class PrivacyStatus(_Fact, frozen=True, kw_only=True):
     """Of the updates made since the daemon started; None before the first."""
 
 
+class DriftStatus(_Fact, frozen=True, kw_only=True):
+    """How a node's last training turned the latents of the public probe.  Stays on the node.
+
+    ``before``, ``after``: squared distance from the latents of the round's start, untouched and as
+    released, in latent variances.  Degrees: of the principal angles.  ``dimension``: effective
+    dimension of the latent.  ``std``: square root of its mean variance.
+    """
+
+    before: float
+    after: float
+    mean_degrees: float
+    rms_degrees: float
+    max_degrees: float
+    dimension: float
+    std: float
+    aligned: bool
+    warning: str = ""
+
+
 class RoundSummary(_Fact, frozen=True, kw_only=True):
     """One round that closed."""
 
@@ -256,9 +275,11 @@ class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
     """Index of the last round this node contributed to."""
     shares_norms: bool = False
     privacy: PrivacyStatus | None = None
+    """Where the workload asks for noise."""
     field_use: float | None = None
     """Of the last update: its largest coordinate over the most the field has room for."""
-    """Where the workload asks for noise."""
+    drift: DriftStatus | None = None
+    """Where the workload names a probe."""
     edges: tuple[EdgeStatus, ...] = ()
     leased_bytes: int = 0
     """Of the arena, by the edges there are."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
 from pydantic import ValidationError
 
 from lensemble import blob
@@ -132,6 +133,12 @@ def _budget(trainer: Trainer) -> signals.Budget | None:
         rounds_left=now.rounds_left,
         unit=now.unit,
     )
+
+
+def _drift(released: Release) -> signals.Drift | None:
+    if released.drift is None:
+        return None
+    return msgspec.convert(released.drift, signals.Drift, from_attributes=True)
 
 
 def _source(configure: signals.Configure) -> DataSource | None:
@@ -413,6 +420,7 @@ class Worker:
                 budget=_budget(desk.trainer),
                 clip_factor=released.clip_factor,
                 field_use=released.max_abs / desk.largest,
+                drift=_drift(released),
             )
         )
 

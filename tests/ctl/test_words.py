@@ -1,5 +1,6 @@
 """Figures as people read them."""
 
+import msgspec
 import pytest
 
 from lensemble.ctl import replies
@@ -104,3 +105,23 @@ def test_a_plan_is_told_with_its_price() -> None:
     assert "no learning" not in "\n".join(words.plan_lines(good))
     inside = PLAN | {"participants_needed": None, "noise_in_mean": None, "unit": "episode"}
     assert "about each episode" in "\n".join(words.plan_lines(inside))
+
+
+def test_a_drift_line_says_how_far_and_what_was_done() -> None:
+    drift = replies.DriftStatus(
+        before=0.402,
+        after=0.128,
+        mean_degrees=20.0,
+        rms_degrees=22.1,
+        max_degrees=39.7,
+        dimension=5.13,
+        std=0.97,
+        aligned=True,
+    )
+    assert words.drift_line(drift) == (
+        "0.4 latent variances off the round's start, turned by 22.1 degrees rms, 39.7 at most; "
+        "0.13 after turning back; effective dimension 5.1, std 0.97"
+    )
+    left = msgspec.structs.replace(drift, aligned=False, warning="released without alignment")
+    assert words.drift_line(left).endswith("std 0.97 (released without alignment)")
+    assert "turning back" not in words.drift_line(left)

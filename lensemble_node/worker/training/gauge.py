@@ -39,6 +39,7 @@ SINGULAR_FLOOR = 1e-6
 """Of the largest singular value; below it a direction could turn anyhow."""
 MAX_POINTS = 4096
 """Points of a probe that are encoded, spread evenly through it."""
+_LEAST = 1e-30
 
 Frame = NDArray[np.float64]
 Latents = NDArray[np.float32] | Frame
@@ -129,12 +130,12 @@ def _surface(views: Views, history: int) -> Iterator[NDArray[np.float32]]:
 def misalignment(latents: Latents, reference: Latents) -> float:
     """Squared distance of ``latents`` from ``reference``, both (n, d), over the latter's variance.
 
-    Unrelated latents of the same spread are about 2 apart; 0 where neither varies nor differs.
+    Unrelated latents of the same spread are about 2 apart.
     """
     fixed = np.asarray(reference, np.float64)
     apart = float(np.square(np.asarray(latents, np.float64) - fixed).sum())
     spread = float(np.square(fixed - fixed.mean(axis=0)).sum())
-    return apart / spread if spread > 0 else (np.inf if apart > 0 else 0.0)
+    return apart / max(spread, _LEAST)
 
 
 def principal_angles(turn: Frame) -> Frame:
