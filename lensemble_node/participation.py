@@ -763,7 +763,12 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
             return state, (Count("stale_epoch", f"epoch {message.epoch}, now {session.epoch}"),)
         case messages.Leave() | messages.Provision() | messages.Teardown():
             return _of_session(state, joined, message)
-        case stages.StageProvision() | stages.StageOpen() | stages.StageTeardown():
+        case (
+            stages.StageProvision()
+            | stages.StageOpen()
+            | stages.StageLook()
+            | stages.StageTeardown()
+        ):
             return state, (Stage(message),)
         case _:
             return _of_round(state, joined, message)

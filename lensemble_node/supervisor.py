@@ -5,12 +5,9 @@ a dead one are told apart.  A line that does not parse ends its process and noth
 """
 
 import os
-import signal
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -19,19 +16,17 @@ import trio
 from lensemble.errors import WorkerFault
 from lensemble.logs import logger
 from lensemble_node import signals
+from lensemble_node.worker_life import (
+    DRAIN_WAIT_S,
+    SOURCE,
+    STDERR_LINE_BYTES,
+    STDERR_LINES,
+    Life,
+    LineReader,
+)
 
-MAX_PENDING_COMMANDS = 4096
-"""A worker that leaves more commands unread is wedged."""
-
-STOP_WAIT_S = 2.0
-DRAIN_WAIT_S = 1.0
 SETTLED_S = 60.0
 """A process that lived this long starts the backoff anew."""
-
-STDERR_LINES = 200
-STDERR_LINE_BYTES = 2000
-_READ_BYTES = 1 << 16
-_SOURCE = Path(__file__).resolve().parent.parent
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -63,7 +58,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     def environment(self) -> dict[str, str]:
         """That of the daemon, with the code the daemon runs and the thread limit."""
-        path = os.pathsep.join(p for p in (str(_SOURCE), os.environ.get("PYTHONPATH", "")) if p)
+        path = os.pathsep.join(p for p in (str(SOURCE), os.environ.get("PYTHONPATH", "")) if p)
         threads = dict.fromkeys(
             ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads)
         )
@@ -111,89 +106,6 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     stderr: tuple[str, ...]
 
 
-class _Life:
-    """One process: its pipes, its exit, and why it was killed, if it was by us."""
-
-    def __init__(self, launch: Launch, generation: int) -> None:
-        self.generation = generation
-        # Not trio.lowlevel.open_process: that starts the process from a pool thread, and the
-        # parent-death signal of the worker fires when the thread that started it ends.
-        self.popen = subprocess.Popen(  # noqa: S603  # the arguments are our own
-            launch.command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=(launch.arena_fd,),
-            start_new_session=True,
-            env=launch.environment(),
-        )
-        try:
-            self._exited = os.pidfd_open(self.popen.pid)
-            self.stdin, self.stdout, self.stderr = self._streams()
-        except OSError:
-            # No descriptor is left to watch it by.
-            self.popen.kill()
-            self.popen.wait()
-            raise
-        self.pending, self.queue = trio.open_memory_channel[bytes](MAX_PENDING_COMMANDS)
-        self.killed_for = ""
-
-    def _streams(self) -> tuple[trio.lowlevel.FdStream, ...]:
-        pipes = [p for p in (self.popen.stdin, self.popen.stdout, self.popen.stderr) if p]
-        streams = tuple(trio.lowlevel.FdStream(os.dup(pipe.fileno())) for pipe in pipes)
-        for pipe in pipes:
-            pipe.close()
-        return streams
-
-    def send(self, command: signals.Command) -> None:
-        try:
-            self.pending.send_nowait(signals.line(command))
-        except trio.WouldBlock:
-            self.kill(f"{MAX_PENDING_COMMANDS} commands lie unread")
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return
-
-    def kill(self, reason: str) -> None:
-        """End the process and everything it started, at once."""
-        if self.popen.returncode is None:
-            self.killed_for = self.killed_for or reason
-            os.killpg(self.popen.pid, signal.SIGKILL)
-
-    async def wait(self) -> int:
-        """The exit status; negative for a signal."""
-        if self.popen.returncode is None:
-            await trio.lowlevel.wait_readable(self._exited)
-            # What it started goes with it; the group is its own until it is reaped.
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        return self.popen.wait()
-
-    async def write(self) -> None:
-        """Pass on commands until there are no more or the process stops reading."""
-        try:
-            async for line in self.queue:
-                await self.stdin.send_all(line)
-        except trio.BrokenResourceError:
-            self.pending.close()
-
-    async def stop(self) -> None:
-        """Ask it to finish, then make it."""
-        self.send(signals.Stop())
-        self.pending.close()
-        with trio.move_on_after(STOP_WAIT_S):
-            await self.write()
-            await self.stdin.aclose()
-            await self.wait()
-        self.kill("it did not stop when asked")
-        await self.wait()
-        await self.close()
-
-    async def close(self) -> None:
-        os.close(self._exited)
-        for pipe in (self.stdin, self.stdout, self.stderr):
-            await pipe.aclose()
-
-
 class Supervisor:
     """Keeps one worker running with the last configuration it was given.
 
@@ -207,7 +119,7 @@ class Supervisor:
         self._hear = hear
         self._configure: signals.Configure | None = None
         self._changed = trio.Event()
-        self._life: _Life | None = None
+        self._life: Life | None = None
         self._generation = 0
         self._state = "none"
         self._restarts = 0
@@ -286,7 +198,8 @@ class Supervisor:
         self._generation += 1
         self._words = ""
         try:
-            life = _Life(self._launch, self._generation)
+            launch = self._launch
+            life = Life(launch.command(), launch.environment(), launch.arena_fd)
         except OSError as error:
             return f"the worker could not be started: {error.strerror}"
         try:
@@ -296,16 +209,18 @@ class Supervisor:
             with trio.CancelScope(shield=True):
                 await life.stop()
             self._state = "stopped"
-        return None if status is None else self._explain(life, status)
+        limit = self._launch.memory_bytes
+        memory = f"worker.memory_bytes = {limit}" if limit else ""
+        return None if status is None else life.ending(status, memory)
 
-    async def _attend(self, life: _Life) -> int | None:
+    async def _attend(self, life: Life) -> int | None:
         status: int | None = None
         async with trio.open_nursery() as nursery:
             if self._configure is not None:
                 life.send(self._configure)
             self._life, self._state = life, "running"
-            self._log.info("worker.started", generation=life.generation, pid=life.popen.pid)
-            await self._hear(Started(life.generation, life.popen.pid))
+            self._log.info("worker.started", generation=self._generation, pid=life.popen.pid)
+            await self._hear(Started(self._generation, life.popen.pid))
             drained = trio.Event()
             nursery.start_soon(life.write)
             nursery.start_soon(self._end_on_change, nursery.cancel_scope)
@@ -321,66 +236,27 @@ class Supervisor:
         await self._changed.wait()
         scope.cancel()
 
-    async def _read_all(self, life: _Life, drained: trio.Event) -> None:
+    async def _read_all(self, life: Life, drained: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_stderr, life)
             await self._read_stdout(life)
         drained.set()
 
-    async def _read_stdout(self, life: _Life) -> None:
-        reader = _LineReader(life.stdout, signals.MAX_LINE_BYTES)
+    async def _read_stdout(self, life: Life) -> None:
+        reader = LineReader(life.stdout, signals.MAX_LINE_BYTES)
         try:
             while line := await reader.next():
-                await self._hear(Said(life.generation, signals.parse_event(line)))
+                await self._hear(Said(self._generation, signals.parse_event(line)))
         except WorkerFault as fault:
             self._malformed += 1
             self._words = fault.message
             life.kill("what it said is not the worker protocol")
 
-    async def _read_stderr(self, life: _Life) -> None:
-        reader = _LineReader(life.stderr, STDERR_LINE_BYTES)
+    async def _read_stderr(self, life: Life) -> None:
+        reader = LineReader(life.stderr, STDERR_LINE_BYTES)
         while line := await reader.next():
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
             if not life.killed_for:
                 self._words = text
-            self._log.debug("worker.stderr", generation=life.generation, line=text)
-
-    def _explain(self, life: _Life, status: int) -> str:
-        if life.killed_for:
-            how = f"was ended: {life.killed_for}"
-        elif status == signals.EXIT_NO_MEMORY:
-            limit = self._launch.memory_bytes
-            how = "ran out of memory" + (f" (worker.memory_bytes = {limit})" if limit else "")
-        elif status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
-        else:
-            how = f"exited with status {status}"
-        return f"the worker (pid {life.popen.pid}) {how}"
-
-
-class _LineReader:
-    """Lines of a stream, newline included; a longer one than ``limit`` comes in pieces."""
-
-    def __init__(self, stream: trio.abc.ReceiveStream, limit: int) -> None:
-        self._stream = stream
-        self._limit = limit
-        self._buffer = bytearray()
-
-    async def next(self) -> bytes:
-        """The next line; empty at the end of the stream."""
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched) + 1) == 0:
-            searched = len(self._buffer)
-            if searched > self._limit:
-                return self._take(self._limit + 1)
-            piece = await self._stream.receive_some(_READ_BYTES)
-            if not piece:
-                return self._take(len(self._buffer))
-            self._buffer += piece
-        return self._take(end)
-
-    def _take(self, length: int) -> bytes:
-        line = bytes(self._buffer[:length])
-        del self._buffer[:length]
-        return line
+            self._log.debug("worker.stderr", generation=self._generation, line=text)
