@@ -70,10 +70,13 @@ class Wants(Line, frozen=True, kw_only=True, tag=True):
     ranges: Annotated[tuple[tuple[_Count, _Count], ...], Meta(max_length=MAX_RANGES)]
 
 
+Phase: TypeAlias = Literal["fetching", "verifying", "loading", "compiling"]
+
+
 class Advanced(Line, frozen=True, kw_only=True, tag=True):
     """Bytes while fetching, verifying and loading; steps while compiling."""
 
-    phase: Literal["fetching", "verifying", "loading", "compiling"]
+    phase: Phase
     done: _Count
     total: _Count
 

@@ -40,14 +40,15 @@ class Port(Generic[Heard]):
         self._poll = select.poll()
         self._poll.register(source, select.POLLIN)
 
-    def say(self, event: signals.SignalLine) -> None:
-        """Write ``event``.
+    def say(self, *events: signals.SignalLine) -> None:
+        """Write ``events``, at once.
 
         Raises:
             DaemonGone: nobody reads.
         """
-        reached("worker.says", type(event).__name__)
-        left = memoryview(signals.line(event))
+        for event in events:
+            reached("worker.says", type(event).__name__)
+        left = memoryview(b"".join(map(signals.line, events)))
         try:
             while left.nbytes:
                 left = left[os.write(self._sink, left) :]
