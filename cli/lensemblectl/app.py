@@ -9,7 +9,7 @@ import typer
 
 from lensemble.ctl.client import DaemonUnreachable, Declined
 from lensemble.errors import LensembleError
-from lensemblectl.commands import checkpoint, privacy, programs, rounds, run, setup, status
+from lensemblectl.commands import checkpoint, data, privacy, programs, rounds, run, setup, status
 from lensemblectl.exits import FAILED, INTERRUPTED, OK, UNREACHABLE, USAGE, complain
 
 USAGE_CODES = frozenset({"config", "malformed"})
@@ -52,7 +52,8 @@ app.command("round", rich_help_panel=LOOK)(rounds.one_round)
 app.command("events", rich_help_panel=LOOK)(rounds.events)
 app.add_typer(checkpoint.verbs, name="checkpoint", rich_help_panel=FILES)
 app.command("verify", rich_help_panel=FILES)(programs.verify)
-app.command("data", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.data)
+app.add_typer(data.verbs, name="data", rich_help_panel=FILES)
+app.command("probe", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.probe)
 app.command("simulate", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.simulate)
 app.command("demo", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.demo)
 app.command("version", rich_help_panel=TRY)(programs.version)

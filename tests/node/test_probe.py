@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from lensemble.errors import ConfigError, ProbeError
 from lensemble.ids import Digest
 from lensemble.workload import Objective, initial_parameters
 from lensemble_node.worker.training import probe
+from lensemble_node.worker.training.arguments import read_workload
 from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
 from tests.node import worlds
@@ -68,9 +70,12 @@ def test_damaged_and_inconsistent_files_are_refused(made: probe.Probe, tmp_path:
         "landmarks": made.landmarks + 1000,
         "targets": made.targets[:-1],
     }.items():
-        save_file(good | {name: value}, path)
+        save_file(good | {name: value}, path, metadata={"algorithm": probe.ALGORITHM})
         with pytest.raises(ProbeError, match="do not belong together"):
             probe.read(path)
+    save_file(good, path)
+    with pytest.raises(ProbeError, match="hash algorithm 'none'"):
+        probe.read(path)
 
 
 def test_training_with_an_anchor_needs_the_pinned_probe(
@@ -98,8 +103,47 @@ def test_command_makes_the_probe_that_a_workload_names(
     terms, out = tmp_path / "w.json", tmp_path / "probe.safetensors"
     terms.write_bytes(WORKLOAD.canonical())
     common = ["--workload", str(terms), "--data", str(folder / "public.h5"), "--out", str(out)]
-    assert probe.main([*common, "--landmarks", "20"]) == 0
+    assert probe.main(["build", *common, "--landmarks", "20"]) == 0
     assert json.loads(capsys.readouterr().out)["probe_hash"] == made.digest
     assert probe.read(out).digest == made.digest
-    assert probe.main([*common, "--landmarks", "7"]) == 1
+    assert probe.main(["build", *common, "--landmarks", "7"]) == 1
     assert "Error: 7 landmarks" in capsys.readouterr().err
+
+
+def test_a_probe_is_pinned_and_verified(
+    folder: Path, made: probe.Probe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, terms, start = (tmp_path / name for name in ("probe", "w.toml", "start.f32"))
+    made.write(file)
+    START.tofile(start)
+    free = worlds.small()
+    task = "\n".join(f"{k} = {json.dumps(v)}" for k, v in free.task.model_dump().items())
+    terms.write_text(f'[task]\n{task}\n[objective]\nprobe_hash = ""  # as built\nknots = 17\n')
+    common = [str(file), "--workload", str(terms)]
+    assert probe.main(["verify", *common]) == 0
+    assert not json.loads(capsys.readouterr().out)["named_by_workload"]
+    assert probe.main(["pin", *common]) == 0
+    said = json.loads(capsys.readouterr().out)
+    pinned = read_workload(terms)
+    assert said["probe_hash"] == pinned.objective.probe_hash == made.digest
+    assert said["config_hash"] == pinned.digest
+    assert "# as built" in terms.read_text()
+    assert probe.main(["verify", *common, "--start", str(start)]) == 0
+    assert json.loads(capsys.readouterr().out)["targets_recomputed"]
+
+    (START * 1.5).astype("<f4").tofile(start)
+    assert probe.main(["verify", *common, "--start", str(start)]) == 1
+    assert "latent spreads from where" in capsys.readouterr().err
+    replace(made, landmarks=made.landmarks[::-1].copy()).write(file)
+    assert probe.main(["verify", *common]) == 1
+    assert f"the round's is {made.digest}" in capsys.readouterr().err
+    terms.write_text("name = 'arm'\n")
+    assert probe.main(["pin", *common]) == 1
+    assert "has 0 lines `probe_hash" in capsys.readouterr().err
+    assert probe.main(["verify", *common]) == 1
+    assert "has 6 and 12" in capsys.readouterr().err
+
+
+def test_landmarks_that_are_one_point_hold_nothing(made: probe.Probe) -> None:
+    with pytest.raises(ProbeError, match="1 distinct landmarks cannot hold a latent of 8"):
+        probe.verify(replace(made, landmarks=np.zeros_like(made.landmarks)), worlds.small(), None)

@@ -1,4 +1,4 @@
-"""Verbs that are programs of their own: ``verify``, ``data``, ``simulate``, ``demo``."""
+"""Verbs that are programs of their own: ``verify``, ``probe``, ``simulate``, ``demo``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -51,12 +51,12 @@ def verify(
         stop(status)
 
 
-def data(context: typer.Context) -> None:
-    """Look at a dataset, or commit to it: data inspect FILE, data commit FILE.
+def probe(context: typer.Context) -> None:
+    """Make, pin or test a federation's public probe: probe build, probe pin, probe verify.
 
-    Example: lensemblectl data inspect arm-1.hdf5
+    Example: lensemblectl probe build --workload arm.toml --data public.h5 --out probe.safetensors
     """
-    programs.become("lensemble_node.worker.training.survey", context.args)
+    programs.become("lensemble_node.worker.training.probe", context.args)
 
 
 def simulate(context: typer.Context) -> None:

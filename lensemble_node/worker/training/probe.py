@@ -1,12 +1,14 @@
-"""The public probe: points everyone may see, and where the warm start puts some of them.
+"""``lensemblectl probe build|pin|verify``: public points, and where the warm start puts some.
 
-Its hash covers points, landmark indices and targets.  A round names the hash; a node whose probe
-hashes otherwise does not train with an anchor.
+The hash of a probe covers points, landmark indices and targets, and the file names the algorithm
+of it.  A round names the hash; a node whose probe hashes otherwise takes no part.  Other points, or
+another warm start, make another probe, which is another workload: it never changes during a run.
 """
 
 import argparse
 import hashlib
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from lensemble.errors import ProbeError
+from lensemble import files
+from lensemble.errors import ConfigError, ProbeError
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters
 from lensemble.workload import Workload, initial_parameters
@@ -35,8 +38,12 @@ from lensemble_node.worker.training.objective import Landmarks
 from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.storage import write_atomically
 
-_TAG = b"lensemble/probe/v1\x00"
+ALGORITHM = "lensemble/probe/v1"
+_TAG = f"{ALGORITHM}\x00".encode()
+TARGETS_AGREE = 1e-3
+"""Part of the latents' spread that targets may differ by between machines."""
 DEFAULT_LANDMARKS = 256
+_PINNED = re.compile(r'^(\s*probe_hash\s*=\s*)"[^"\n]*"', re.MULTILINE)
 _NAMES = ("points", "landmarks", "targets")
 
 
@@ -99,7 +106,8 @@ class Probe:
 
     def write(self, path: Path) -> None:
         arrays = dict(zip(_NAMES, self._arrays(), strict=True))
-        write_atomically(path, save(arrays))
+        about: dict[str, str] = {"algorithm": ALGORITHM, "digest": self.digest}
+        write_atomically(path, save(arrays, metadata=about))
 
 
 def build(
@@ -134,13 +142,19 @@ def read(path: Path) -> Probe:
     """The probe stored at ``path``.
 
     Raises:
-        ProbeError: missing, damaged, or inconsistent.
+        ProbeError: missing, damaged, inconsistent, or hashed by another algorithm.
     """
     try:
         with safe_open(path, framework="numpy") as file:
+            algorithm = (file.metadata() or {}).get("algorithm", "none")
             points, landmarks, targets = (file.get_tensor(name) for name in _NAMES)
     except (OSError, SafetensorError) as error:
         raise ProbeError(f"probe {path} cannot be read: {error}", "Fetch it again.") from error
+    if algorithm != ALGORITHM:
+        raise ProbeError(
+            f"probe {path} names the hash algorithm {algorithm!r}, this build has {ALGORITHM!r}",
+            "Build the probe with the build of Lensemble that uses it.",
+        )
     kinds = (points.dtype, landmarks.dtype, targets.dtype)
     whole = kinds == (np.float32, np.int64, np.float32) and (
         (points.ndim, landmarks.ndim, targets.ndim) == (2, 1, 2)
@@ -155,28 +169,111 @@ def read(path: Path) -> Probe:
     return Probe(points, landmarks, targets)
 
 
+def verify(probe: Probe, workload: Workload, warm_start: FlatParameters | None) -> None:
+    """Refuse a probe that does not belong to ``workload``, or to ``warm_start`` if there is one.
+
+    Raises:
+        ProbeError: says what does not fit.
+    """
+    task = world_task(workload)
+    if workload.objective.probe_hash:
+        probe.expect(Digest(workload.objective.probe_hash))
+    fits = (probe.points.shape[1], probe.targets.shape[1])
+    if fits != (task.observation_dim, task.latent_dim):
+        raise ProbeError(
+            f"the probe has points of {fits[0]} columns and targets of {fits[1]}; the workload's "
+            f"model has {task.observation_dim} and {task.latent_dim}"
+        )
+    distinct = len(np.unique(probe.landmarks))
+    if distinct < task.latent_dim:
+        raise ProbeError(
+            f"{distinct} distinct landmarks cannot hold a latent of {task.latent_dim} dimensions"
+        )
+    if warm_start is None:
+        return
+    model = WorldModel(task)
+    model.load(warm_start)
+    expected = model.latents(torch.from_numpy(probe.points[probe.landmarks]))
+    apart = float(np.abs(expected - probe.targets).max()) / max(float(expected.std()), 1e-30)
+    if not apart <= TARGETS_AGREE:
+        raise ProbeError(
+            f"the targets are {apart:.2g} latent spreads from where these parameters put the "
+            "landmarks",
+            "Build the probe from the warm start that round 0 begins with.",
+        )
+
+
+def pin(path: Path, digest: Digest) -> Workload:
+    """Write ``digest`` as ``probe_hash`` into the workload file at ``path``, which has that key.
+
+    Raises:
+        ConfigError: no TOML file of a workload, or one without exactly one such line.
+    """
+    read_workload(path)
+    with files.storage(path):
+        text = path.read_text()
+    pinned, count = _PINNED.subn(lambda found: f'{found[1]}"{digest}"', text)
+    if path.suffix == ".json" or count != 1:
+        raise ConfigError(
+            f"{path} has {count} lines `probe_hash = ...`, one is needed to write to",
+            f'Write probe_hash = "{digest}" into its section [objective].',
+        )
+    write_atomically(path, pinned.encode())
+    return read_workload(path)
+
+
 def _build(given: argparse.Namespace) -> None:
-    torch.set_num_threads(THREADS)
     workload = read_workload(given.workload)
     start = read_parameters(given.start, workload) if given.start else initial_parameters(workload)
     made = build(DataSource(given.data), workload, start, given.landmarks)
     made.write(given.out)
-    print(json.dumps({"probe": str(given.out), "probe_hash": made.digest}))  # noqa: T201  # answer
+    _say({"probe": str(given.out), "probe_hash": made.digest})
+
+
+def _pin(given: argparse.Namespace) -> None:
+    digest = read(given.probe).digest
+    workload = pin(given.workload, digest)
+    _say({"probe_hash": digest, "workload": str(given.workload), "config_hash": workload.digest})
+
+
+def _verify(given: argparse.Namespace) -> None:
+    workload, found = read_workload(given.workload), read(given.probe)
+    verify(found, workload, read_parameters(given.start, workload) if given.start else None)
+    _say(
+        {
+            "probe_hash": found.digest,
+            "named_by_workload": bool(workload.objective.probe_hash),
+            "points": len(found.points),
+            "landmarks": len(found.landmarks),
+            "targets_recomputed": given.start is not None,
+        }
+    )
+
+
+def _say(answer: dict[str, str | int | bool]) -> None:
+    print(json.dumps(answer))  # noqa: T201  # this command's answer
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lensemble_node.worker.training.probe",
-        description="Make a probe file and print the hash that a workload's `probe_hash` names.",
-    )
-    parser.add_argument("--workload", type=Path, required=True, help="TOML or canonical JSON")
-    parser.add_argument("--data", type=Path, required=True, help="public trajectories")
-    parser.add_argument("--start", type=Path, help="the warm start; default: the seed's")
-    parser.add_argument("--landmarks", type=int, default=DEFAULT_LANDMARKS)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = argparse.ArgumentParser(prog="lensemblectl probe", description=__doc__)
+    modes = parser.add_subparsers(dest="mode", required=True)
+    made = modes.add_parser("build", help="make a probe of public data and print its hash")
+    held = modes.add_parser("pin", help="write the hash of a probe into a workload file")
+    seen = modes.add_parser("verify", help="test a probe against a workload and its warm start")
+    for mode in (made, held, seen):
+        mode.add_argument("--workload", type=Path, required=True, help="TOML or canonical JSON")
+    for mode in (held, seen):
+        mode.add_argument("probe", type=Path)
+    for mode in (made, seen):
+        mode.add_argument("--start", type=Path, help="the warm start; build: default the seed's")
+    made.add_argument("--data", type=Path, required=True, help="public trajectories")
+    made.add_argument("--landmarks", type=int, default=DEFAULT_LANDMARKS)
+    made.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
-    return ending_well(lambda: _build(given))
+    torch.set_num_threads(THREADS)
+    work = {"build": _build, "pin": _pin, "verify": _verify}[given.mode]
+    return ending_well(lambda: work(given))
 
 
 if __name__ == "__main__":
