@@ -60,8 +60,8 @@ def permit(message: FromNode) -> bytes:
 
 def _check_fields(message: msgspec.Struct) -> None:
     kind = type(message)
-    for field in msgspec.structs.fields(kind):
-        where, value = f"{kind.__name__}.{field.name}", getattr(message, field.name)
+    for field in kind.__struct_fields__:
+        where, value = f"{kind.__name__}.{field}", getattr(message, field)
         if type(value) is messages.MaskKeys:
             _check_fields(value)
         elif not (_fits_all(where, value) if isinstance(value, tuple) else _fits(where, value)):

@@ -6,7 +6,7 @@ is broadcast, the record before the close is.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from lensemble.errors import (
     LensembleError,
     OperatorError,
     Response,
+    RoundError,
     StorageError,
 )
 from lensemble.ids import Digest, NodeId
@@ -27,7 +28,7 @@ from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.wire import fence, messages
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.training import budget, outer_round
+from lensemble_coord.training import budget, outer_round, record
 from lensemble_coord.training.aggregate import Addend
 from lensemble_coord.training.journal import Journal
 from lensemble_coord.training.mask_rim import MaskMessage, MaskRim
@@ -37,6 +38,10 @@ from lensemble_coord.training.spool import SpoolFile
 from lensemble_coord.training.store import Store
 
 INBOX_EVENTS = 1024
+RECORD_AGAIN_S = 5.0
+MAX_UNRECORDED = 256
+"""Ends of attempts and runs that wait for a disk that refuses; older ones are let go."""
+
 MAX_NEWS = 1024
 """Finished attempts and runs that are remembered for those who watch."""
 
@@ -85,6 +90,8 @@ ToNode: TypeAlias = (
     | outer_round.Refuse
     | outer_round.DropUpdate
 )
+At: TypeAlias = tuple[int, int]
+Outcome: TypeAlias = outer_round.SumDerived | outer_round.Diagnosed | outer_round.Advanced
 Work: TypeAlias = outer_round.DeriveSum | outer_round.Diagnose | outer_round.Commit
 
 
@@ -119,6 +126,7 @@ class Rounds:
         self._left_out: tuple[outer_round.Dropped, ...] = ()
         self._spooled: dict[NodeId, SpoolFile] = {}
         self._spool_in_use = trio.Lock()
+        self._unrecorded: deque[Callable[[], None]] = deque(maxlen=MAX_UNRECORDED)
         self._nursery: trio.Nursery
         self._timers: Timers
         self._asking = trio.Lock()
@@ -244,7 +252,7 @@ class Rounds:
                 self.deadlines.pop(action.timer, None)
                 self._timers.cancel(action)
             case outer_round.DeriveSum() | outer_round.Diagnose() | outer_round.Commit():
-                self._nursery.start_soon(self._work, action)
+                self._nursery.start_soon(self._work, *self._begin_work(action))
             case (
                 outer_round.OpenRound()
                 | outer_round.AnnounceClose()
@@ -411,18 +419,24 @@ class Rounds:
         """The updates that are in, as they came."""
         return tuple(self._spooled.values())
 
-    async def _work(self, action: Work) -> None:
-        """Do what takes long, in a thread, and tell the machine how it ended."""
+    def _begin_work(self, action: Work) -> tuple[At, Callable[[], Awaitable[Outcome]]]:
+        """What is to be done, with all that it needs: the attempt may end before it has begun."""
         at = (self.state.ground.round, self.state.ground.attempt)
+        match action:
+            case outer_round.DeriveSum(contributors=contributors):
+                addends = [self._spooled[each.node] for each in contributors]
+                return at, partial(self._derive_sum, at, addends)
+            case outer_round.Diagnose():
+                return at, partial(self._diagnose, at, action)
+            case outer_round.Commit():
+                return at, partial(self._commit, at, action, self._masks.transcript())
+
+    async def _work(self, at: At, work: Callable[[], Awaitable[Outcome]]) -> None:
+        """Do what takes long, in a thread, and tell the machine how it ended."""
         try:
             with files.storage(self.store.directory.root):
-                match action:
-                    case outer_round.DeriveSum():
-                        await self.hear(await self._derive_sum(at, action))
-                    case outer_round.Diagnose():
-                        await self.hear(await self._diagnose(at, action))
-                    case outer_round.Commit():
-                        await self.hear(await self._commit(at, action))
+                outcome = await work()
+            await self.hear(outcome)
         except LensembleError as error:
             await self.failed(at, error)
 
@@ -434,18 +448,17 @@ class Rounds:
         response = Response.STOP if error.response is Response.REFUSE else error.response
         await self.hear(outer_round.StepFailed(*at, error.code, error.message, response))
 
-    async def _derive_sum(
-        self, at: tuple[int, int], action: outer_round.DeriveSum
-    ) -> outer_round.SumDerived:
+    async def _derive_sum(self, at: At, spooled: list[SpoolFile]) -> outer_round.SumDerived:
         async with self._spool_in_use:
-            addends: list[Addend] = [self._spooled[each.node] for each in action.contributors]
-            addends += await self._masks.leftover(self.layout.nbytes)
+            now = (self.state.ground.round, self.state.ground.attempt)
+            if at != now or not isinstance(self.state, outer_round.Aggregating):
+                # It was aborted while the sum of an earlier attempt was waited for.
+                raise RoundError(f"round {at[0]} attempt {at[1]} ended before it was summed")
+            addends: list[Addend] = [*spooled, *await self._masks.leftover(self.layout.nbytes)]
             field_sum = await trio.to_thread.run_sync(self.store.derive_sum, addends)
         return outer_round.SumDerived(*at, field_sum)
 
-    async def _diagnose(
-        self, at: tuple[int, int], action: outer_round.Diagnose
-    ) -> outer_round.Diagnosed:
+    async def _diagnose(self, at: At, action: outer_round.Diagnose) -> outer_round.Diagnosed:
         count = len(action.contributors)
         try:
             found = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
@@ -463,9 +476,8 @@ class Rounds:
         return outer_round.Diagnosed(*at)
 
     async def _commit(
-        self, at: tuple[int, int], action: outer_round.Commit
+        self, at: At, action: outer_round.Commit, transcript: record.Masking | None
     ) -> outer_round.Advanced:
-        transcript = self._masks.transcript()
         commit = partial(self.store.commit, *at, action.field_sum, action.contributors, transcript)
         return outer_round.Advanced(*at, await trio.to_thread.run_sync(commit))
 
@@ -584,10 +596,10 @@ class Rounds:
 
     async def _finish_run(self, action: outer_round.FinishRun) -> None:
         run = self.store.run
-        finish = partial(self.store.finish_run, action.completed, action.code, action.reason)
-        await self._record(finish)
         if run is None:
             return
+        end = (action.completed, action.code, action.reason)
+        await self._record(partial(self.store.finish_run, run, *end))
         self._publish(
             RunEnded(
                 run.run,
@@ -605,15 +617,28 @@ class Rounds:
         )
 
     async def _record(self, write: Callable[[], None]) -> None:
-        """Write down how something ended; a disk that refuses loses this and nothing else.
+        """Write down how something ended; a disk that refuses is asked again until it does not.
 
-        What is lost is found again at the next start: an attempt that is open then is aborted, and
-        a run that is not ended goes on.
+        Nothing waits for that.  What this process cannot write down in its life is found again at
+        the next start: an attempt that is open then is aborted, and a run that is not ended goes
+        on.
         """
         try:
             await trio.to_thread.run_sync(write)
         except StorageError as error:
             self.log.warning("ledger.refused", reason=error.message)
+            self._unrecorded.append(write)
+            if len(self._unrecorded) == 1:
+                self._nursery.start_soon(self._record_later)
+
+    async def _record_later(self) -> None:
+        while self._unrecorded:
+            await trio.sleep(RECORD_AGAIN_S)
+            try:
+                await trio.to_thread.run_sync(self._unrecorded[0])
+            except StorageError:
+                continue
+            self._unrecorded.popleft()
 
     def _publish(self, news: News) -> None:
         self.news.append((self.published, news))

@@ -75,6 +75,7 @@ class Store:
         self.federation: FederationId = self._ledger.federation
         self._members = self._ledger.roster()
         self._run: Run | None = self._ledger.unfinished_run()
+        self._end_done_run()
         self._ledger.interrupt_attempts()
         commit.sweep(self.directory, self._ledger)
         self.spool = Spool(
@@ -176,12 +177,19 @@ class Store:
             self._run = run
             return run
 
-    def finish_run(self, completed: bool, code: str, reason: str) -> None:
+    def finish_run(self, run: Run, completed: bool, code: str, reason: str) -> None:
+        """``run`` is over; called again if the disk did not take that, even beside a newer run."""
         with self._lock:
-            run, self._run = self._run, None
-            if run is not None:
-                state: RunState = "completed" if completed else "stopped"
-                self._ledger.end_run(run.run, state, code, reason)
+            if self._run is not None and self._run.run == run.run:
+                self._run = None
+            state: RunState = "completed" if completed else "stopped"
+            self._ledger.end_run(run.run, state, code, reason)
+
+    def _end_done_run(self) -> None:
+        """A run whose last round is committed is over, though a crash kept that from the ledger."""
+        run = self._run
+        if run is not None and run.done >= run.requested:
+            self.finish_run(run, completed=True, code="", reason="")
 
     def begin_attempt(self, round_index: int, attempt: int) -> None:
         with self._lock:

@@ -340,6 +340,74 @@ async def test_a_restarted_coordinator_goes_on_with_the_run(tmp_path: Path) -> N
         assert coordinator.serving.store.tail().round == 2
 
 
+async def test_a_crash_before_the_end_of_a_run_was_written_leaves_no_run_behind(
+    tmp_path: Path,
+) -> None:
+    """Its last round is committed, so it is over; else no further run could ever begin."""
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(b.take_part, 2)
+            await a.take_part(1)
+        with coordinator.serving.store.reading:
+            tables = coordinator.serving.store.ledger._tables
+            (row,) = tables.rows("runs")
+            tables.put("runs", {**row, "state": "running", "ended_at": ""})
+    async with bench(tmp_path) as coordinator:
+        assert coordinator.serving.store.run is None
+        (run,) = coordinator.serving.store.ledger.runs()
+        assert (run.state, run.done) == ("completed", 1)
+        await coordinator.rounds.ask(1)
+        await coordinator.state(outer_round.Open)
+
+
+async def test_an_attempt_aborted_while_its_sum_waits_for_an_older_one(tmp_path: Path) -> None:
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        # The lock is held as by the sum of an attempt that was aborted while it was made.
+        async with trio.open_nursery() as nursery, coordinator.rounds._spool_in_use:
+            await coordinator.rounds.ask(1)
+            nursery.start_soon(b.take_part, 2)
+            nursery.start_soon(a.take_part, 1)
+            await coordinator.state(outer_round.Aggregating)
+            await coordinator.rounds.hear(outer_round.AbortAsked("enough"))
+            await coordinator.state(outer_round.Aborted)
+        while coordinator.serving.store.run is not None:
+            await coordinator.rounds.changed.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            nursery.start_soon(b.take_part, 2)
+            await a.take_part(1)
+        assert coordinator.serving.store.tail().round == 0
+
+
+async def test_the_end_of_a_run_is_written_once_the_disk_takes_it(tmp_path: Path) -> None:
+    async with bench(tmp_path) as coordinator:
+        await coordinator.rounds.ask(1)
+        await coordinator.state(outer_round.Open)
+        store = coordinator.serving.store
+        tables = store.ledger._tables._connection
+        tables.execute("PRAGMA query_only = 1")
+        await coordinator.rounds.hear(outer_round.AbortAsked("enough"))
+        await coordinator.state(outer_round.Aborted)
+        while store.run is not None:
+            await coordinator.rounds.changed.wait()
+        await trio.sleep(12)
+        assert [run.state for run in store.ledger.runs()] == ["running"]
+        tables.execute("PRAGMA query_only = 0")
+        await trio.sleep(12)
+        assert [(run.state, run.code) for run in store.ledger.runs()] == [("stopped", "stopped")]
+
+
 async def test_how_full_the_field_was_is_an_event_of_each_round(tmp_path: Path) -> None:
     async with (
         bench(tmp_path) as coordinator,
