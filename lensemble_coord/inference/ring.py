@@ -1,0 +1,157 @@
+"""The coordinator's two ends of a run's ring: tokens go out to the first stage, results come back.
+
+Each chunk gets the next step of the run; a result that comes back goes to whoever sent that step.
+"""
+
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import trio
+
+from lensemble import stage_chunk
+from lensemble.edge.arena import Region
+from lensemble.edge.spec import EdgeSpec
+from lensemble.errors import EdgeFault, FrameError
+from lensemble.stage_chunk import RESULT, Chunk, Kind, Sampling
+from lensemble.transport.driver import Driver
+from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
+
+MAX_TRIPS = 256
+"""Latest trips whose times are kept."""
+
+Heard = Callable[[int, int, float], None]
+"""Takes step, token and its log-probability; returns at once."""
+
+
+class Trip(msgspec.Struct, frozen=True):
+    """One token's way round, from the filled slot to the landed result."""
+
+    step: int
+    microseconds: int
+
+
+class Ring:
+    """Both ends of one run.
+
+    Args:
+        driver: live links to the nodes of first and last stage.
+        leases: where the rings of both edges come from.
+        out: the edge to the first stage.
+        into: the edge from the last one.
+    """
+
+    def __init__(self, driver: Driver, leases: ArenaLeases, out: EdgeSpec, into: EdgeSpec) -> None:
+        self.out, self.into = out, into
+        self.steps = 0
+        self.late = 0
+        """Results that nobody awaited."""
+        self.trips: deque[Trip] = deque(maxlen=MAX_TRIPS)
+        self._driver = driver
+        self._leases = leases
+        self._awaited: dict[int, tuple[Heard, float]] = {}
+        self._tx: TxEnd
+
+    async def hold(
+        self,
+        torn: Callable[[str], None],
+        *,
+        task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Lease and serve both ends until cancelled; everything is given back at the end.
+
+        Started, with the nursery to ``open`` in, once the receiving end is registered.  ``torn``
+        hears why an end broke.
+
+        Raises:
+            ArenaExhausted: a ring can never fit.
+        """
+        async with _leased(self._leases, self.out) as out, _leased(self._leases, self.into) as into:
+            rx = RxEnd(self.into, into, self._driver)
+            self._tx = TxEnd(self.out, out, self._driver)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(rx.serve)
+                nursery.start_soon(self._listen, rx, torn)
+                task_status.started(nursery)
+                await trio.sleep_forever()
+
+    async def open(self, nursery: trio.Nursery, torn: Callable[[str], None]) -> None:
+        """Open the stream to the first stage; it is served in ``nursery``.
+
+        Raises:
+            EdgeFault: there is no link to it.
+        """
+        await nursery.start(self._tx.serve)
+        if self._tx.fault is not None:
+            raise EdgeFault(self._tx.fault)
+        nursery.start_soon(self._watch, self._tx, torn)
+
+    async def send(
+        self,
+        session: int,
+        start: int,
+        tokens: Sequence[int],
+        sampling: Sampling | None,
+        heard: Heard | None = None,
+    ) -> int:
+        """Put ``tokens`` of ``session`` on the edge once there is room; the step it became.
+
+        Raises:
+            EdgeFault: the edge is torn.
+        """
+        slot = await self._tx.acquire()
+        self.steps += 1
+        chunk = Chunk(Kind.TOKENS, session, len(tokens), start, self.steps, sampling)
+        view = self._tx.region.slot(slot)
+        begin = stage_chunk.write(chunk, view)
+        struct.pack_into(f"<{len(tokens)}I", view, begin, *tokens)
+        if sampling is not None and heard is not None:
+            self._awaited[self.steps] = (heard, trio.current_time())
+        self._tx.filled(slot, begin + 4 * len(tokens))
+        return self.steps
+
+    def forget(self, step: int) -> None:
+        """Nobody awaits ``step`` any more."""
+        self._awaited.pop(step, None)
+
+    async def _listen(self, rx: RxEnd, torn: Callable[[str], None]) -> None:
+        try:
+            while (landed := await rx.receive()) is not None:
+                slot, extent = landed
+                try:
+                    self._take(rx.region.slot(slot)[:extent])
+                finally:
+                    rx.consumed(slot)
+            torn("the last stage ended its stream")
+        except EdgeFault as fault:
+            torn(fault.message)
+        except FrameError as error:
+            torn(f"the last stage sent what is no result: {error.message}")
+
+    def _take(self, raw: memoryview) -> None:
+        chunk, payload = stage_chunk.read(raw)
+        if chunk.kind is not Kind.RESULT or len(payload) < RESULT.size:
+            raise FrameError(f"a chunk of kind {chunk.kind.name} with {len(payload)} bytes")
+        token, log_probability = RESULT.unpack_from(payload)
+        awaited = self._awaited.pop(chunk.step, None)
+        if awaited is None:
+            self.late += 1
+            return
+        heard, since = awaited
+        self.trips.append(Trip(chunk.step, round((trio.current_time() - since) * 1e6)))
+        heard(chunk.step, token, log_probability)
+
+    async def _watch(self, end: TxEnd, torn: Callable[[str], None]) -> None:
+        await end.over.wait()
+        torn(end.fault or "the stream to the first stage ended")
+
+
+@asynccontextmanager
+async def _leased(leases: ArenaLeases, spec: EdgeSpec) -> AsyncIterator[Region]:
+    region = await leases.lease(spec)
+    try:
+        yield region
+    finally:
+        leases.give_back(region)
