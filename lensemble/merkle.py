@@ -9,6 +9,7 @@ payload.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -77,6 +78,13 @@ def leaf(columns: Mapping[str, Column]) -> bytes:
     return _hash(_LEAF, running.digest())
 
 
+class Step(msgspec.Struct, frozen=True):
+    """One level of a proof: what is hashed beside the node below, and on which side of it."""
+
+    side: Literal["left", "right"]
+    digest: bytes
+
+
 def root(leaves: Iterable[bytes]) -> Digest:
     """The root over ``leaves`` (32 bytes each), in any order.
 
@@ -87,12 +95,45 @@ def root(leaves: Iterable[bytes]) -> Digest:
     if not level:
         raise ProvenanceError("a dataset without an episode has no root")
     while len(level) > 1:
-        pairs = zip(level[0::2], level[1::2], strict=False)
-        above = [_hash(_NODE, left + right) for left, right in pairs]
-        if len(level) % 2:
-            above.append(level[-1])
-        level = above
-    return Digest(_hash(_ROOT, level[0]).hex())
+        level = _above(level)
+    return _sealed(level[0])
+
+
+def proof(leaves: Iterable[bytes], of: bytes) -> tuple[Step, ...]:
+    """That ``of`` is among ``leaves``: the siblings on its way up, levels without one left out.
+
+    Raises:
+        ProvenanceError: it is not.
+    """
+    level = sorted(leaves)
+    if of not in level:
+        raise ProvenanceError(f"the leaf {of.hex()} is not of this dataset")
+    at, steps = level.index(of), []
+    while len(level) > 1:
+        beside = at ^ 1
+        if beside < len(level):
+            steps.append(Step("left" if beside < at else "right", level[beside]))
+        level, at = _above(level), at // 2
+    return tuple(steps)
+
+
+def proves(claimed: Digest, of: bytes, steps: Iterable[Step]) -> bool:
+    """Whether ``steps`` lead from the leaf ``of`` to the root ``claimed``."""
+    node = of
+    for step in steps:
+        pair = step.digest + node if step.side == "left" else node + step.digest
+        node = _hash(_NODE, pair)
+    return _sealed(node) == claimed
+
+
+def _above(level: list[bytes]) -> list[bytes]:
+    pairs = zip(level[0::2], level[1::2], strict=False)
+    above = [_hash(_NODE, left + right) for left, right in pairs]
+    return [*above, level[-1]] if len(level) % 2 else above
+
+
+def _sealed(top: bytes) -> Digest:
+    return Digest(_hash(_ROOT, top).hex())
 
 
 def _hash(tag: bytes, payload: bytes) -> bytes:

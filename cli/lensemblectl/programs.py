@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from lensemblectl.exits import FAILED, stop
@@ -16,6 +17,22 @@ def become(module: str, arguments: list[str]) -> NoReturn:
     """Go on as ``python -m module``; its exit status is the command's."""
     sys.stdout.flush()
     os.execv(sys.executable, [*INTERPRETER, module, *arguments])  # noqa: S606 - our own modules
+
+
+class Lines:
+    """The JSON objects that ``python -m module`` prints, one a line; then ``status`` is known."""
+
+    def __init__(self, module: str, arguments: list[str]) -> None:
+        self._command = [*INTERPRETER, module, *arguments]
+        self.status = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with subprocess.Popen(  # noqa: S603 - our own modules, no shell
+            self._command, stdout=subprocess.PIPE, text=True
+        ) as running:
+            for line in running.stdout or ():
+                yield json.loads(line)
+        self.status = running.returncode
 
 
 def ask(module: str, arguments: list[str], said: str = "") -> dict[str, Any]:

@@ -157,6 +157,17 @@ def budget_lines(privacy: replies.PrivacyStatus) -> list[str]:
     return lines
 
 
+def committed_lines(report: dict[str, Any]) -> list[str]:
+    """A commitment as the survey makes it."""
+    how = "as noted by the node" if report["noted"] else f"read in {duration(report['seconds'])}"
+    about = f"{counted(report['episodes'], 'episode')}, {counted(report['steps'], 'transition')}"
+    lines = [f"root {report['root']}", f"of {report['path']}: {about}, {how}"]
+    if proof := report.get("proof"):
+        lines.append(f"episode {proof['episode']} is in it: leaf {proof['leaf']}")
+        lines += [f"  {step['side']:<5}  {step['digest']}" for step in proof["steps"]]
+    return lines
+
+
 def plan_lines(plan: dict[str, Any]) -> list[str]:
     """A plan as ``python -m lensemble.privacy`` makes it."""
     covered = counted(plan["rounds_within_budget"], "round")

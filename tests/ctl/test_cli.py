@@ -320,7 +320,7 @@ def test_verify_names_what_is_no_state_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    [["init"], ["run"], ["status"], ["join"], ["checkpoint", "export"], ["verify"], []],
+    [["init"], ["run"], ["status"], ["join"], ["checkpoint", "export"], ["verify"], ["data"], []],
 )
 def test_help_is_there(here: Here, verb: list[str]) -> None:
     done = here(*verb, "--help")

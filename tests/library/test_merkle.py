@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lensemble import merkle
 from lensemble.errors import ProvenanceError
+from lensemble.ids import Digest
 
 
 def sha(data: bytes) -> bytes:
@@ -76,3 +77,22 @@ def test_pieces_may_be_cut_anywhere_but_must_add_up() -> None:
     assert merkle.leaf({"a": merkle.Column("uint8", (24,), (data[:5], data[5:]), 24)}) == whole
     with pytest.raises(ProvenanceError):
         merkle.leaf({"a": merkle.Column("uint8", (24,), (data[:5],), 24)})
+
+
+@given(count=st.integers(1, 40), at=st.integers(0, 39), bit=st.integers(0, 255))
+def test_a_proof_leads_from_its_leaf_to_the_root_and_no_other(
+    count: int, at: int, bit: int
+) -> None:
+    leaves = [hashlib.sha256(bytes([index])).digest() for index in range(count)]
+    of = leaves[at % count]
+    steps = merkle.proof(leaves, of)
+    top = merkle.root(leaves)
+    assert merkle.proves(top, of, steps)
+    other = bytearray(of)
+    other[bit // 8] ^= 1 << bit % 8
+    assert not merkle.proves(top, bytes(other), steps)
+    assert not merkle.proves(Digest("0" * 64), of, steps)
+    if steps:
+        assert not merkle.proves(top, of, steps[1:])
+    with pytest.raises(ProvenanceError, match="not of this dataset"):
+        merkle.proof(leaves, bytes(other))

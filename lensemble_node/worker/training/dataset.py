@@ -5,7 +5,7 @@ memory, larger ones and all pictures are read on demand; beside an index nothing
 State vectors are as stored, unless the workload gives all nodes the same shift and scale.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,7 +48,8 @@ class Dataset:
     """Episodes of one embodiment.
 
     ``lengths`` counts transitions, so an episode has one more state.  ``complain`` is told of each
-    episode that cannot be used; unless it raises, as by default, the others go on without it.
+    episode that cannot be used; unless it raises, as by default, the others go on without it, and
+    it is in ``unusable`` with no transitions.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Dataset:
         self.container, self.embodiment = of_embodiment(container, source.path, source.embodiment)
         self.selection: Selection = select(self.container, source)
         self.layout = self.container.layout
+        self.unusable: set[int] = set()
         self.lengths = [self._length(index, complain) for index in range(len(self.container))]
         self._shift: Floats | None = None
         self._scale: Floats = np.ones(1, dtype=np.float32)
@@ -89,6 +91,7 @@ class Dataset:
             return self.selection.length(self.container, index)
         except DatasetError as error:
             complain(error)
+            self.unusable.add(index)
             return 0
 
     # ---- what it is ----
@@ -231,17 +234,12 @@ class Dataset:
         Raises:
             DatasetError: as ``episode``.
         """
-        if state_dir is None:
-            return self._facts(self.leaves())
-        cache = state_dir / CACHE_NAME
-        used = (*self.selection.observations, *self.selection.images, *self.selection.actions)
-        about = [str(self.layout), self.embodiment, *used]
-        files = commitment.identity(self.container.files(), about)
-        known = None if full else commitment.recall(cache, files)
+        known = None if full or state_dir is None else self.noted(state_dir)
         if known is not None:
             return known
-        facts = self._facts(self.leaves())
-        commitment.note(cache, files, facts)
+        facts = self.facts(self.leaves())
+        if state_dir is not None:
+            self.note(state_dir, facts)
         return facts
 
     def leaves(self) -> Iterator[bytes]:
@@ -256,7 +254,8 @@ class Dataset:
             label = self.container.embodiment(index)
             yield commitment.leaf(self.container, index, label)
 
-    def _facts(self, leaves: Iterator[bytes]) -> DatasetFacts:
+    def facts(self, leaves: Iterable[bytes]) -> DatasetFacts:
+        """Counts, and the root over ``leaves``."""
         return DatasetFacts(
             merkle.root(leaves),
             len(self.lengths),
@@ -264,6 +263,23 @@ class Dataset:
             self.observation_dim,
             self.action_dim,
         )
+
+    def noted(self, state_dir: Path) -> DatasetFacts | None:
+        """What was noted in ``state_dir``, if files and columns in use are the same."""
+        return commitment.recall(state_dir / CACHE_NAME, self._identity())
+
+    def note(self, state_dir: Path, facts: DatasetFacts) -> None:
+        """Leave ``facts`` in ``state_dir``.
+
+        Raises:
+            StorageError: the file system refuses.
+        """
+        commitment.note(state_dir / CACHE_NAME, self._identity(), facts)
+
+    def _identity(self) -> str:
+        used = (*self.selection.observations, *self.selection.images, *self.selection.actions)
+        about = [str(self.layout), self.embodiment, *used]
+        return commitment.identity(self.container.files(), about)
 
     # ---- rows ----
 
