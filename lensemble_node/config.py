@@ -51,6 +51,12 @@ class ListenSection(Heartbeats):
             '["0.0.0.0:0", "[::]:0"], or the address of one interface.'
         ),
     )
+    advertise: Addresses = Field(
+        (),
+        description=(
+            "Addresses where other nodes reach this one, for stages of a model; empty: those bound."
+        ),
+    )
     reconnect_backoff_s: float = Field(
         0.5,
         gt=0,
@@ -169,6 +175,35 @@ class EdgesSection(Section):
     )
 
 
+class InferenceSection(Section):
+    """Stages of models that are spread over several nodes; each has a worker process of its own."""
+
+    enabled: bool = Field(True, description="Whether this node computes stages.")
+    memory_bytes: int = Field(
+        0,
+        ge=0,
+        le=1 << 44,
+        description=(
+            "Memory that all stages here may take together, in bytes; 0: what is free when this "
+            "node joins, less a reserve."
+        ),
+    )
+    device: Annotated[str, StringConstraints(pattern=r"^[A-Z0-9:_]{0,64}$")] = Field(
+        "", description='Where stages are computed, such as "CPU" or "CUDA"; empty: the CPU.'
+    )
+    cache_dir: OptionalPath = Field(
+        None, description="Where weights are kept; empty: `models` in state_dir."
+    )
+    cache_bytes: int = Field(
+        0, ge=0, le=1 << 50, description="Most that the cache of weights may hold; 0: no limit."
+    )
+    threads: int = Field(1, ge=1, le=1024, description="Threads of a stage's worker.")
+    niceness: int = Field(0, ge=0, le=19, description="Added to its scheduling priority.")
+    address_space_bytes: int = Field(
+        0, ge=0, le=1 << 46, description="Limit of its address space in bytes; 0: no limit."
+    )
+
+
 class NodeConfig(Section):
     name: Title = Field(
         "node", description="Shown in status and logs, here and at the coordinator."
@@ -190,8 +225,14 @@ class NodeConfig(Section):
     worker: WorkerSection = WorkerSection()
     share: ShareSection = ShareSection()
     edges: EdgesSection = EdgesSection()
+    inference: InferenceSection = InferenceSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()
+
+    @property
+    def models_dir(self) -> Path:
+        """Where weights are kept."""
+        return self.inference.cache_dir or self.state_dir / "models"
 
     @property
     def socket_path(self) -> Path:
