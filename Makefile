@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format configs bench check clean
+.PHONY: help install demo test lint format configs bench check clean crash-matrix endurance
 
 help:
 	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
@@ -16,6 +16,8 @@ help:
 	@echo "make format  put every file into the house format"
 	@echo "make configs write configs/*.toml from the configuration models"
 	@echo "make bench   every benchmark, one after the other"
+	@echo "make crash-matrix  every process killed at every named point (ARGS=\"-k LABEL\")"
+	@echo "make endurance     500 rounds with restarts; what grows"
 
 install: $(STAMP)
 
@@ -46,7 +48,15 @@ configs: $(STAMP)
 	$(BIN)/python -m lensemble_node.config > configs/node.toml
 
 bench: $(STAMP)
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in $(filter-out benchmarks/endurance.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+# Every process killed at every named point, and every power loss at every flush; minutes.
+crash-matrix: $(STAMP)
+	$(BIN)/python -m pytest -m "soak or not soak" tests/e2e/test_crash_matrix.py tests/power $(ARGS)
+
+# Five hundred rounds with restarts: fails if memory, descriptors, threads or files grow.
+endurance: $(STAMP)
+	$(BIN)/python benchmarks/endurance.py $(ARGS)
 
 check: lint test
 

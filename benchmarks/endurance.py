@@ -14,6 +14,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -186,7 +187,7 @@ class Watch:
         if nbytes > bound.nbytes:
             self.over.append(f"{nbytes} bytes after {closed} rounds, at most {bound.nbytes}")
 
-    def figures(self) -> dict[str, dict[str, float | None]]:
+    def figures(self) -> dict[str, dict[str, Any]]:
         found = {}
         for name, readings in self.memory.items():
             grown, held = slope(readings), self.held[name]
@@ -196,11 +197,20 @@ class Watch:
                 "rss_max_mb": round(max(each.rss_mb for each in readings), 1),
                 "anonymous_max_mb": round(max(each.anonymous_mb for each in readings), 1),
                 "slope_mb_per_100": None if grown is None else round(grown, 3),
+                "rss_mb_by_50": _medians(readings),
                 **_spread("fds", [each.fds for each in held]),
                 **_spread("threads", [each.threads for each in held]),
                 **_spread("leased", [each.leased for each in held]),
             }
         return found
+
+
+def _medians(readings: list[Memory]) -> list[float]:
+    """Resident MB in each 50 rounds."""
+    spans: dict[int, list[float]] = defaultdict(list)
+    for each in readings:
+        spans[each.round // 50].append(each.rss_mb)
+    return [round(statistics.median(spans[span]), 1) for span in sorted(spans)]
 
 
 def _spread(name: str, values: list[int]) -> dict[str, float]:

@@ -103,7 +103,7 @@ class CheckpointWriter:
         self._data_offset = len(preamble)
         size = len(preamble) + layout.nbytes
         with files.storage(root, size):
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_directory(root)
             self._part = Path(tempfile.mkdtemp(prefix=PART_PREFIX, dir=root))
             reached("checkpoint.begun", lineage.kind)
             self._fd = os.open(self._part / WEIGHTS_NAME, os.O_WRONLY | os.O_CREAT, 0o600)

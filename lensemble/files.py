@@ -52,6 +52,15 @@ def free_bytes(path: Path) -> int:
     return 0
 
 
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """Make ``path`` and what is missing above it, each durable; does nothing to what exists."""
+    if path.is_dir():
+        return
+    make_directory(path.parent, mode)
+    path.mkdir(mode=mode, exist_ok=True)
+    flush_directory(path.parent)
+
+
 def flush_directory(path: Path) -> None:
     """Make the names in directory ``path`` durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -29,7 +29,7 @@ def lay_out(directory: Path, texts: dict[str, str]) -> Identity:
             )
     with files.storage(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / STATE_NAME).mkdir(mode=STATE_MODE, exist_ok=True)
+        files.make_directory(directory / STATE_NAME, STATE_MODE)
     who = identity.load_or_create(directory / STATE_NAME / IDENTITY_NAME)
     for name, text in texts.items():
         files.write_durably(directory / name, text.encode(), CONFIG_MODE)

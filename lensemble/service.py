@@ -162,7 +162,7 @@ async def _until_signal(part: str, config: Configured, serve: Serve) -> None:
 def endpoint(config: Configured) -> Driver:
     """The QUIC endpoint of the identity in the state directory, which is made if it is missing."""
     with files.storage(config.state_dir):
-        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_directory(config.state_dir)
     listen = config.listen
     return IrohDriver(
         identity.load_or_create(config.state_dir / IDENTITY_NAME),

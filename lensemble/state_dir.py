@@ -25,7 +25,7 @@ def held(path: Path) -> Iterator[Path]:
         StorageError: another process holds it (named by its pid), or it cannot be written.
     """
     with files.storage(path):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_directory(path)
         fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _take(fd, path)

@@ -92,6 +92,7 @@ def forget_membership(state_dir: Path) -> None:
     path = state_dir / MEMBERSHIP_NAME
     with files.storage(path):
         path.unlink(missing_ok=True)
+        files.flush_directory(state_dir)
 
 
 def usable_ticket(text: str, config: NodeConfig, now: float) -> Ticket:
@@ -155,7 +156,7 @@ def join(config_file: Path, text: str) -> dict[str, Any]:
     config = load(config_file, NodeConfig)
     invite = usable_ticket(text, config, datetime.now(tz=UTC).timestamp())
     with files.storage(config.state_dir):
-        config.state_dir.mkdir(mode=home.STATE_MODE, parents=True, exist_ok=True)
+        files.make_directory(config.state_dir, home.STATE_MODE)
     save_membership(config.state_dir, invite.membership())
     return {
         "coordinator": invite.coordinator,

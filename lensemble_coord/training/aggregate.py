@@ -162,7 +162,7 @@ def derive_sum(
         raise AggregationError(f"{count} updates; the field has room for {field.n_max}")
     part = directory / f"{PART_PREFIX}sum"
     with files.storage(directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_directory(directory)
     try:
         facts = _derive_equal(addends, layout, part, differed)
         require_plausible(facts.largest, facts.count, field)

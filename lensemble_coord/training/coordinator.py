@@ -42,7 +42,7 @@ RECORD_AGAIN_S = 5.0
 MAX_UNRECORDED = 256
 """Ends of attempts and runs that wait for a disk that refuses; older ones are let go."""
 
-MAX_NEWS = 1024
+MAX_NEWS = 256
 """Finished attempts and runs that are remembered for those who watch."""
 
 

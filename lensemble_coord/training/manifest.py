@@ -89,7 +89,7 @@ def begin_run(
     with files.storage(directory.manifests):
         manifest = plan_run(ledger, secrets.token_hex(8), rounds, aggregation)
         content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
-        directory.manifests.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_directory(directory.manifests)
     files.write_durably(directory.manifest(manifest.run), content)
     ledger.begin_run(manifest.run, rounds, manifest_digest(content))
     return manifest.run

@@ -123,7 +123,7 @@ class Spool:
         self._open: set[SpoolFile] = set()
         self._made = 0
         with files.storage(directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_directory(directory)
             for orphan in directory.glob(f"*{_SUFFIX}"):
                 orphan.unlink()
 

@@ -23,6 +23,9 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x4C4E5342
 MAX_WAL_BYTES = 4 << 20
 BUSY_TIMEOUT_S = 5.0
+CACHE_KIB = 512
+"""Of pages in memory, which SQLite would let grow to four times that with the ledger."""
+
 _SEAL_TAG = b"lensemble/ledger-row/v1\x00"
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
@@ -148,6 +151,7 @@ class SealedTables:
                 "synchronous = FULL",
                 "wal_autocheckpoint = 0",
                 "cell_size_check = ON",
+                f"cache_size = -{CACHE_KIB}",
             ):
                 self._connection.execute(f"PRAGMA {pragma}")
             if create:
@@ -205,9 +209,9 @@ class SealedTables:
             self._first = ""
             try:
                 yield
-                reached("transaction.made", self._first)
+                reached("transaction.made", self._first or "schema")
                 self._connection.execute("COMMIT")
-                reached("transaction.committed", self._first)
+                reached("transaction.committed", self._first or "schema")
             except BaseException:
                 if self._in_transaction():
                     self._connection.execute("ROLLBACK")

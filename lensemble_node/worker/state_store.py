@@ -32,7 +32,7 @@ class StateStore:
         self._layout = layout
         self._verified: Digest | None = None
         with files.storage(directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_directory(directory)
 
     def held_bytes(self, digest: Digest) -> int:
         """Leading bytes of the state ``digest`` that lie here; the layout's size means all of it.

@@ -90,8 +90,7 @@ class Charges:
         self._cost = accountant.cost_of(account.workload)
         with files.storage(state_dir):
             for path in self._paths:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.flush_directory(state_dir)
+                files.make_directory(path.parent)
         self._charges: list[Charge] = []
         self._doubtful = False
         """A charge was begun and is not known to be in both files."""

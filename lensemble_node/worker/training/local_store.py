@@ -78,7 +78,7 @@ class LocalStore:
         self._releases = state_dir / "release"
         with files.storage(state_dir):
             for place in (self._local, self._releases):
-                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+                files.make_directory(place)
             for path in (*self._local.iterdir(), *self._releases.iterdir()):
                 if path.name.endswith(PART):
                     _remove(path)
