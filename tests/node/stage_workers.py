@@ -151,7 +151,7 @@ class StageProcess:
         self.process.stdin.write(b"".join(map(signals.line, commands)))
         self.process.stdin.flush()
 
-    def hear(self, timeout_s: float = 60.0) -> stage_signals.Event:
+    def hear(self, timeout_s: float = 180.0) -> stage_signals.Event:
         assert self.process.stdout is not None
         until = time.monotonic() + timeout_s
         while b"\n" not in self._lines:

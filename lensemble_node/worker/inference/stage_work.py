@@ -7,6 +7,8 @@ between two steps of long work; ``Stop`` ends that at once.
 import sys
 import time
 from collections import deque
+from collections.abc import Generator
+from pathlib import Path
 
 import msgspec
 
@@ -24,8 +26,10 @@ from lensemble.stage_chunk import Chunk, Kind
 from lensemble_node import signals, stage_signals
 from lensemble_node.worker.inference import sampling
 from lensemble_node.worker.inference.computation import FLOAT_BYTES, Computation, Payload
+from lensemble_node.worker.inference.fetch import Order, Watch
+from lensemble_node.worker.inference.intake import Weights
 from lensemble_node.worker.inference.model import Layers
-from lensemble_node.worker.inference.weights import Weighing
+from lensemble_node.worker.inference.weights import Ranges, mapped, obtain
 from lensemble_node.worker.pace import Pace
 from lensemble_node.worker.port import Port
 from lensemble_node.worker.rings import Ring, Rings
@@ -51,7 +55,10 @@ class StageWorker:
         self._host: stage_signals.Host | None = None
         self._computation: Computation | None = None
         self._chunks: deque[signals.Ready] = deque()
-        self._weights: deque[signals.Ready] = deque()
+        self._supplied: deque[signals.Ready] = deque()
+        self._weights: Weights | None = None
+        """Open for as long as this process lives, so that nothing prunes them."""
+
         self._pace = Pace()
 
     def run(self) -> None:
@@ -115,7 +122,7 @@ class StageWorker:
 
     def _queue(self, ready: signals.Ready) -> None:
         weights = self._host is not None and ready.edge == self._host.weights
-        backlog = self._weights if weights else self._chunks
+        backlog = self._supplied if weights else self._chunks
         if len(backlog) >= MAX_BACKLOG:
             raise WorkerFault(f"more than {MAX_BACKLOG} chunks wait")
         backlog.append(ready)
@@ -123,7 +130,7 @@ class StageWorker:
     def _detach(self, edge: int) -> None:
         self._rings.detach(edge)
         self._chunks = deque(ready for ready in self._chunks if ready.edge != edge)
-        self._weights = deque(ready for ready in self._weights if ready.edge != edge)
+        self._supplied = deque(ready for ready in self._supplied if ready.edge != edge)
         if self._computation is not None:
             self._computation.forget(edge)
         self._port.say(signals.Detached(edge=edge))
@@ -143,26 +150,60 @@ class StageWorker:
         def compiling(done: int, total: int) -> None:
             self._advanced("compiling", done, total)
 
-        with Weighing(host, self._advanced) as weighing:
-            layers = Layers(
-                facts,
-                (host.first, host.last),
-                (host.ctx, host.rows, host.sessions),
-                weighing.weights,
-                loading,
-            )
-            fetched = weighing.fetched_bytes
+        self._weights = weights = self._obtain(host, facts)
+        layers = Layers(
+            facts,
+            (host.first, host.last),
+            (host.ctx, host.rows, host.sessions),
+            mapped(weights, host.tensors),
+            loading,
+        )
         self._advanced("compiling", 0, 3)
         self._computation = computation = Computation(layers, compiling)
         self._port.say(
             stage_signals.Hosted(
                 weights_bytes=layers.weights_bytes,
                 resident_bytes=resident_bytes(),
-                fetched_bytes=fetched,
+                fetched_bytes=weights.fetched_bytes,
                 seconds=time.monotonic() - began,
             )
         )
         return computation
+
+    def _obtain(self, host: stage_signals.Host, facts: ModelFacts) -> Weights:
+        def should_stop() -> bool:
+            self._look()
+            return False
+
+        order = Order(
+            facts=facts,
+            manifest_digest=host.manifest_digest,
+            tensors=host.tensors,
+            source=host.source,
+            place=host.place,
+            cache_dir=Path(host.cache_dir),
+            cache_bytes=host.cache_bytes,
+        )
+        watch = Watch(progress=self._advanced, should_stop=should_stop)
+        return obtain(order, watch, self._supply)
+
+    def _supply(self, ranges: Ranges) -> Generator[memoryview, None, None]:
+        """Say what is wanted of the weights edge; its chunks, until it is detached."""
+        edge = 0 if self._host is None else self._host.weights
+        self._port.say(stage_signals.Wants(ranges=ranges))
+        attached = self._rings.ring(edge)
+        while ranges and (attached is None or self._rings.ring(edge) is attached):
+            if not self._supplied:
+                self._take(self._port.wait())
+                attached = attached or self._rings.ring(edge)
+                continue
+            ready = self._supplied.popleft()
+            if attached is None:
+                raise WorkerFault(f"a chunk of edge {edge}, which is not attached")
+            try:
+                yield attached.slot(ready.slot)[: ready.extent]
+            finally:
+                self._port.say(signals.Consumed(edge=edge, slot=ready.slot))
 
     def _advanced(self, phase: stage_signals.Phase, done: int, total: int) -> None:
         """Say how far it is, not too often, and hear what has come."""
