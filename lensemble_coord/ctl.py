@@ -9,12 +9,13 @@ from functools import partial
 import trio
 
 from lensemble import ticket
-from lensemble.ctl import replies, requests
+from lensemble.ctl import replies, requests, server
 from lensemble.errors import OperatorError
 from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord import roster
 from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.inference.answers import ModelAnswers
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.reception import Reception
@@ -243,6 +244,17 @@ class Answers:
             expires_in_s=request.ttl_s,
             warnings=_address_warnings(addresses),
         )
+
+
+def routed(answers: Answers, models: ModelAnswers) -> server.Answer:
+    """What answers every request: about models there, about everything else here."""
+
+    def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
+        if isinstance(request, requests.OfModels):
+            return models.answer(request)
+        return answers.answer(request)
+
+    return answer
 
 
 def _address_warnings(addresses: tuple[str, ...]) -> tuple[str, ...]:

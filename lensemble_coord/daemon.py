@@ -12,7 +12,9 @@ from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.transport.driver import Driver
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.ctl import Answers
+from lensemble_coord.ctl import Answers, routed
+from lensemble_coord.inference.answers import ModelAnswers
+from lensemble_coord.inference.orchestrator import Orchestrator
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.journal import Journal
 from lensemble_coord.training.reception import Reception
@@ -28,6 +30,7 @@ class Serving(msgspec.Struct, frozen=True):
     rounds: Rounds
     reception: Reception
     answers: Answers
+    orchestrator: Orchestrator
 
     @property
     def federation(self) -> FederationId:
@@ -94,14 +97,20 @@ async def serve(
                 rounds = Rounds(config, store, journal)
                 await nursery.start(rounds.run)
                 reception = Reception(config, store, driver, rounds, journal)
+                orchestrator = Orchestrator(
+                    config, store.federation, driver, reception.peers, reception.numbers.draw
+                )
+                await nursery.start(orchestrator.run)
                 await nursery.start(reception.run)
                 answers = Answers(config, store, driver, rounds, reception)
+                answer = routed(answers, ModelAnswers(orchestrator))
                 counts = await nursery.start(
-                    server.serve, config.socket_path, answers.answer, answers.greeting
+                    server.serve, config.socket_path, answer, answers.greeting
                 )
                 answers.observer.refused_by_socket = counts.refused
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
-                task_status.started(Serving(config, store, driver, rounds, reception, answers))
+                serving = Serving(config, store, driver, rounds, reception, answers, orchestrator)
+                task_status.started(serving)
                 await trio.sleep_forever()
         finally:
             with trio.CancelScope(shield=True):

@@ -396,6 +396,158 @@ class Joined(_Fact, frozen=True, kw_only=True, tag=True):
     warnings: tuple[str, ...] = ()
 
 
+# ---- models over several nodes ----
+
+
+class PlannedStage(_Fact, frozen=True, kw_only=True):
+    """Layers ``first`` to ``last`` (not included) and the bytes they would take."""
+
+    node: str
+    name: str
+    first: int
+    last: int
+    weights_bytes: int
+    cache_bytes: int
+    planned_bytes: int
+    required_bytes: int
+    """With headroom."""
+    have_bytes: int
+
+
+class UnusedNode(_Fact, frozen=True, kw_only=True):
+    node: str
+    name: str
+    reason: str
+
+
+class ModelPlan(_Fact, frozen=True, kw_only=True, tag=True):
+    model: str
+    architecture: str
+    layers: int
+    file_bytes: int
+    engine: str
+    ctx: int
+    sessions: int
+    rows: int
+    stages: tuple[PlannedStage, ...]
+    unused: tuple[UnusedNode, ...] = ()
+    link_ms: float = 0.0
+    """Predicted time on links for one token."""
+    exhaustive: bool = True
+
+
+class StageStatus(_Fact, frozen=True, kw_only=True):
+    index: int
+    node: str
+    name: str
+    first: int
+    last: int
+    phase: str
+    """asked, fetching, verifying, loading, compiling, ready, opening, opened."""
+    done: int = 0
+    total: int = 0
+    """Bytes while fetching, verifying and loading; steps while compiling."""
+    planned_bytes: int = 0
+    weights_bytes: int = 0
+    resident_bytes: int = 0
+    """Measured, of the whole worker; 0 until it is ready."""
+    fetched_bytes: int = 0
+    seconds: float = 0.0
+    chunks: int = 0
+    held: int = 0
+    compute_ms: float | None = None
+    """Median of its latest one-token chunks."""
+
+
+class FaultStatus(_Fact, frozen=True, kw_only=True):
+    """Why a run ended; ``stage`` and ``node`` where it is theirs, with their last words."""
+
+    code: str
+    reason: str
+    stage: int | None = None
+    node: str = ""
+    name: str = ""
+    remediation: str = ""
+    stderr: tuple[str, ...] = ()
+
+
+class SessionStatus(_Fact, frozen=True, kw_only=True):
+    slot: int | None
+    """None while it waits for one."""
+    phase: str
+    prompt_tokens: int
+    tokens: int
+    elapsed_s: float
+
+
+class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
+    run: str
+    run_epoch: int
+    model: str
+    digest: str
+    architecture: str
+    engine: str
+    state: str
+    """planned, provisioning, opening, probing, provisioned, running, draining, faulted, tearing
+    down, torn down."""
+    takes_requests: bool
+    layers: int
+    ctx: int
+    sessions: int
+    rows: int
+    stages: tuple[StageStatus, ...]
+    requests: tuple[SessionStatus, ...] = ()
+    finished: dict[str, int] = {}
+    """Requests that ended, by how: stop, length, cancelled, faulted."""
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    """Of the latest tokens."""
+    trip_ms: float | None = None
+    """Median of one token's way round the ring."""
+    hop_ms: float | None = None
+    """Median of what a hop costs beside computing; None until stages have told."""
+    late_results: int = 0
+    since_s: float = 0.0
+    outcome: str = ""
+    """completed, faulted, stopped; empty while it goes on."""
+    reason: str = ""
+    fault: FaultStatus | None = None
+    teardown: str = ""
+    """clean, faulted, timed out; empty until it is over."""
+    complaints: tuple[str, ...] = ()
+
+
+class ModelRunList(_Fact, frozen=True, kw_only=True, tag=True):
+    """Those that go on first, oldest first, then those that are over."""
+
+    runs: tuple[ModelRunStatus, ...]
+
+
+class TokenText(_Fact, frozen=True, kw_only=True, tag=True):
+    """One token; ``text`` is what may be shown after it, perhaps nothing yet."""
+
+    token: int
+    log_probability: float
+    text: str
+
+
+class Answered(_Fact, frozen=True, kw_only=True, tag=True):
+    """The end of an answer; ``text`` is what was still held back."""
+
+    run: str
+    text: str
+    finish: str
+    """stop, length, cancelled, faulted."""
+    prompt_tokens: int
+    completion_tokens: int
+    queued_s: float
+    first_token_s: float | None
+    seconds: float
+    tokens_per_s: float | None = None
+    """After the first token."""
+    fault: FaultStatus | None = None
+
+
 Reply: TypeAlias = (
     Greeting
     | Alive
@@ -415,4 +567,9 @@ Reply: TypeAlias = (
     | CheckpointLocation
     | EventRow
     | Joined
+    | ModelPlan
+    | ModelRunStatus
+    | ModelRunList
+    | TokenText
+    | Answered
 )

@@ -1,18 +1,19 @@
 """What may be asked of a daemon over its control socket; every field has a limit."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 CTL_VERSION = 1
-MAX_REQUEST_BYTES = 1 << 16
+MAX_REQUEST_BYTES = 1 << 20
 MAX_ROUNDS = 1_000_000
 MAX_LISTED = 10_000
 
 Label = Annotated[str, Meta(max_length=64)]
 Sentence = Annotated[str, Meta(max_length=500)]
 RoundCount = Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
+RunLabel = Annotated[str, Meta(pattern=r"\A[0-9a-f]{0,16}\Z")]
 Listed = Annotated[int, Meta(ge=1, le=MAX_LISTED)]
 
 
@@ -111,6 +112,100 @@ class Leave(_Request, frozen=True, kw_only=True, tag=True):
     reason: Sentence = "left by the operator"
 
 
+class _OfModel(_Request, frozen=True, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """Absolute path of a GGUF file on the coordinator's host, or an HTTP or HTTPS address."""
+
+    ctx: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Tokens of prompt and answer together; 0: what the model was trained for, up to 2048."""
+
+    sessions: Annotated[int, Meta(ge=1, le=256)] = 1
+    rows: Annotated[int, Meta(ge=1, le=1024)] = 32
+    """Tokens of a prompt that are computed at once."""
+
+    split: Annotated[str, Meta(max_length=8192)] = ""
+    """By hand: ``0:12,12:30@NODE``; empty: by the planner."""
+
+    fetch: Literal["edge", "path"] = "edge"
+    """Whether the coordinator sends the weights, or each node has the same path."""
+
+
+class PlanModel(_OfModel, frozen=True, kw_only=True, tag=True):
+    """Where the layers of a model would go; answered by ``ModelPlan``, and nothing is fetched."""
+
+
+class ProvisionModel(_OfModel, frozen=True, kw_only=True, tag=True):
+    """Put a model on the nodes; answered by ``ModelRunStatus`` at each change.
+
+    The last one is of a run that takes requests, or is over.  A client that leaves before that
+    stops the run, unless it asked to ``detach``, which is answered once.
+    """
+
+    detach: bool = False
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one side of a conversation said."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: Annotated[str, Meta(max_length=MAX_REQUEST_BYTES)]
+
+
+class Prompt(_Request, frozen=True, kw_only=True, tag=True):
+    """Answered by ``TokenText`` for each token and ``Answered`` at the end.
+
+    A client that leaves before the end cancels the request.
+    """
+
+    run: RunLabel = ""
+    """The beginning of a run's id; empty: the only one."""
+
+    turns: Annotated[tuple[Turn, ...], Meta(max_length=1024)] = ()
+    """A conversation, for the model's chat template."""
+
+    text: Annotated[str, Meta(max_length=MAX_REQUEST_BYTES)] = ""
+    """Without ``turns``: plain text to go on with."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """0 is greedy."""
+
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    seed: Annotated[int, Meta(ge=0, lt=1 << 64)] = 0
+    stop: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
+    ] = ()
+
+
+class ModelRuns(_Request, frozen=True, kw_only=True, tag=True):
+    """Runs of models, those that are over last; answered by ``ModelRunList``."""
+
+
+class InspectRun(_Request, frozen=True, kw_only=True, tag=True):
+    """One run in full, its stages asked how far they are; answered by ``ModelRunStatus``."""
+
+    run: RunLabel = ""
+
+
+class StopRun(_Request, frozen=True, kw_only=True, tag=True):
+    """End requests and the run.  Answered by ``ModelRunStatus`` when it is torn down."""
+
+    run: RunLabel = ""
+    reason: Sentence = "stopped by the operator"
+
+
+class TeardownRun(_Request, frozen=True, kw_only=True, tag=True):
+    """End the run once its requests have ended.  Answered as ``StopRun``."""
+
+    run: RunLabel = ""
+    reason: Sentence = "torn down by the operator"
+
+
+OfModels: TypeAlias = (
+    PlanModel | ProvisionModel | Prompt | ModelRuns | InspectRun | StopRun | TeardownRun
+)
 Request: TypeAlias = (
     Hello
     | Status
@@ -125,4 +220,5 @@ Request: TypeAlias = (
     | Events
     | Join
     | Leave
+    | OfModels
 )

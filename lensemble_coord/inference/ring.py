@@ -27,10 +27,21 @@ Heard = Callable[[int, int, float], None]
 
 
 class Trip(msgspec.Struct, frozen=True):
-    """One token's way round, from the filled slot to the landed result."""
+    """One token's way round, from the filled slot to the landed result, and when that landed.
+
+    ``alone`` where it is of an answer rather than of a prompt, and nothing else was under way.
+    """
 
     step: int
     microseconds: int
+    at: float
+    alone: bool
+
+
+class _Awaited(msgspec.Struct, frozen=True):
+    heard: Heard
+    since: float
+    alone: bool
 
 
 class Ring:
@@ -39,19 +50,22 @@ class Ring:
     Args:
         driver: live links to the nodes of first and last stage.
         leases: where the rings of both edges come from.
-        out: the edge to the first stage.
-        into: the edge from the last one.
+        ends: the edge to the first stage, and that from the last one.
+        vocabulary: of the model; a token beyond it is none.
     """
 
-    def __init__(self, driver: Driver, leases: ArenaLeases, out: EdgeSpec, into: EdgeSpec) -> None:
-        self.out, self.into = out, into
+    def __init__(
+        self, driver: Driver, leases: ArenaLeases, ends: tuple[EdgeSpec, EdgeSpec], vocabulary: int
+    ) -> None:
+        self.out, self.into = ends
+        self._vocabulary = vocabulary
         self.steps = 0
         self.late = 0
         """Results that nobody awaited."""
         self.trips: deque[Trip] = deque(maxlen=MAX_TRIPS)
         self._driver = driver
         self._leases = leases
-        self._awaited: dict[int, tuple[Heard, float]] = {}
+        self._awaited: dict[int, _Awaited] = {}
         self._tx: TxEnd
 
     async def hold(
@@ -108,13 +122,10 @@ class Ring:
         begin = stage_chunk.write(chunk, view)
         struct.pack_into(f"<{len(tokens)}I", view, begin, *tokens)
         if sampling is not None and heard is not None:
-            self._awaited[self.steps] = (heard, trio.current_time())
+            alone = sampling.index > 0 and not self._awaited
+            self._awaited[self.steps] = _Awaited(heard, trio.current_time(), alone)
         self._tx.filled(slot, begin + 4 * len(tokens))
         return self.steps
-
-    def forget(self, step: int) -> None:
-        """Nobody awaits ``step`` any more."""
-        self._awaited.pop(step, None)
 
     async def _listen(self, rx: RxEnd, torn: Callable[[str], None]) -> None:
         try:
@@ -135,13 +146,16 @@ class Ring:
         if chunk.kind is not Kind.RESULT or len(payload) < RESULT.size:
             raise FrameError(f"a chunk of kind {chunk.kind.name} with {len(payload)} bytes")
         token, log_probability = RESULT.unpack_from(payload)
+        if token >= self._vocabulary:
+            raise FrameError(f"token {token} of a vocabulary of {self._vocabulary}")
         awaited = self._awaited.pop(chunk.step, None)
         if awaited is None:
             self.late += 1
             return
-        heard, since = awaited
-        self.trips.append(Trip(chunk.step, round((trio.current_time() - since) * 1e6)))
-        heard(chunk.step, token, log_probability)
+        now = trio.current_time()
+        took = round((now - awaited.since) * 1e6)
+        self.trips.append(Trip(chunk.step, took, now, awaited.alone))
+        awaited.heard(chunk.step, token, log_probability)
 
     async def _watch(self, end: TxEnd, torn: Callable[[str], None]) -> None:
         await end.over.wait()

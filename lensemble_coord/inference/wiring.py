@@ -71,6 +71,11 @@ class Wiring:
             EdgeSpec(draw_edge(), me.node, node, CAPACITY_BYTES, SLOTS) for node in self.nodes
         )
 
+    @property
+    def run_epoch(self) -> int:
+        """Counts the plans of the run."""
+        return self._origin.run_epoch
+
     def fenced(self, stage: int) -> dict[str, Any]:
         """The fence of a message about ``stage``; its epoch is for the session to fill in."""
         return {

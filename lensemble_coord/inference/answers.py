@@ -1,0 +1,115 @@
+"""Answers to what ``lensemblectl`` asks about models."""
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import trio
+
+from lensemble.ctl import replies, requests
+from lensemble.errors import OperatorError
+from lensemble.stage_chunk import Sampling
+from lensemble_coord.inference import run_status, staging
+from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.inference.orchestrator import Orchestrator, Wish
+from lensemble_coord.inference.request import Answer, Token
+from lensemble_coord.inference.tokens import Message
+
+WATCH_PAUSE_S = 0.1
+"""Shortest pause between two statuses of one watcher."""
+
+
+class ModelAnswers:
+    """One method for each request; ``answer`` is what the control socket calls."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    def answer(self, request: requests.OfModels) -> AsyncGenerator[replies.Reply, None]:
+        """The replies to ``request``, one after the other."""
+        match request:
+            case requests.ProvisionModel():
+                return self._provision(request)
+            case requests.Prompt():
+                return self._prompt(request)
+            case _:
+                return self._once(request)
+
+    async def _once(self, request: requests.OfModels) -> AsyncGenerator[replies.Reply, None]:
+        match request:
+            case requests.PlanModel():
+                yield run_status.plan(*await self._orchestrator.plan(_wish(request)))
+            case requests.ModelRuns():
+                runs = (*self._orchestrator.runs.values(), *self._orchestrator.over)
+                yield replies.ModelRunList(runs=tuple(map(run_status.run, runs)))
+            case requests.InspectRun():
+                run = self._orchestrator.find(request.run)
+                if staging.takes_requests(run.state):
+                    await run.watch.ask()
+                yield run_status.run(run)
+            case requests.StopRun() | requests.TeardownRun():
+                yield await self._end(request)
+            case _:
+                raise OperatorError(f"{type(request).__name__} has an answer of its own")
+
+    async def _end(self, request: requests.StopRun | requests.TeardownRun) -> replies.Reply:
+        run = self._orchestrator.find(request.run)
+        stop = isinstance(request, requests.StopRun)
+        run.hear((staging.StopAsked if stop else staging.DrainAsked)(request.reason))
+        while not run.over:
+            await run.changed.wait()
+        return run_status.run(run)
+
+    async def _provision(
+        self, request: requests.ProvisionModel
+    ) -> AsyncGenerator[replies.Reply, None]:
+        run = await self._orchestrator.provision(_wish(request))
+        if request.detach:
+            yield run_status.run(run)
+            return
+        try:
+            while True:
+                changed = run.changed
+                yield run_status.run(run)
+                if run.over or staging.takes_requests(run.state):
+                    return
+                await changed.wait()
+                await trio.sleep(WATCH_PAUSE_S)
+        finally:
+            if not staging.takes_requests(run.state):
+                run.hear(staging.StopAsked("who asked for it left"))
+
+    async def _prompt(self, request: requests.Prompt) -> AsyncGenerator[replies.Reply, None]:
+        run = self._orchestrator.find(request.run)
+        prompt = await trio.to_thread.run_sync(partial(_tokens, run, request))
+        sampling = Sampling(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            repeat_penalty=request.repeat_penalty,
+            seed=request.seed,
+        )
+        asked = run.begin(prompt, sampling, request.max_tokens, request.stop)
+        try:
+            async for piece in asked.pieces:
+                match piece:
+                    case Token(token, log_probability, text):
+                        yield replies.TokenText(
+                            token=token, log_probability=log_probability, text=text
+                        )
+                    case Answer():
+                        yield run_status.answered(run, piece)
+        finally:
+            asked.cancel()
+
+
+def _wish(request: requests.PlanModel | requests.ProvisionModel) -> Wish:
+    return Wish(
+        request.model, request.ctx, request.sessions, request.rows, request.split, request.fetch
+    )
+
+
+def _tokens(run: ModelRun, request: requests.Prompt) -> tuple[int, ...]:
+    tokenizer = run.model.tokenizer
+    if request.turns:
+        return tokenizer.chat([Message(each.role, each.content) for each in request.turns])
+    return tokenizer.encode(request.text)

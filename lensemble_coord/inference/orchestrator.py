@@ -1,0 +1,176 @@
+"""Every run of this coordinator: plans them, starts them, finds them, hears their nodes."""
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import trio
+
+from lensemble.edge.arena import Arena
+from lensemble.errors import OperatorError
+from lensemble.ids import EdgeId, FederationId, NodeId
+from lensemble.transport.driver import Driver
+from lensemble.transport.ends import ArenaLeases
+from lensemble.wire.stages import StageAnswer
+from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.inference import placement, split, staging
+from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Task
+from lensemble_coord.inference.footprint import Wanted
+from lensemble_coord.inference.library import Library
+from lensemble_coord.inference.model_run import ModelRun, Surroundings
+from lensemble_coord.inference.wiring import Material
+from lensemble_coord.peers import Peers
+
+DEFAULT_CTX = 2048
+MAX_OVER = 64
+"""Runs that are over and can still be inspected."""
+
+RTT_GRAIN_NS = 100_000
+"""Round-trip times are planned with so finely, so that noise does not move a plan."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is to be run; ``ctx`` 0 takes what the model was trained for, up to 2048."""
+
+    model: str
+    ctx: int = 0
+    sessions: int = 1
+    rows: int = 32
+    split: str = ""
+    fetch: str = "edge"
+
+
+class Orchestrator:
+    """Runs of models over the nodes of ``peers``.
+
+    ``changed`` is set, and replaced, whenever a run begins or ends.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        federation: FederationId,
+        driver: Driver,
+        peers: Peers,
+        draw_edge: Callable[[], EdgeId],
+    ) -> None:
+        self.runs: dict[str, ModelRun] = {}
+        self.over: deque[ModelRun] = deque(maxlen=MAX_OVER)
+        self.changed = trio.Event()
+        self.leases = ArenaLeases(Arena.create(config.edges.arena_bytes))
+        self._config = config.inference
+        self._peers = peers
+        self._library = Library()
+        self._around = Surroundings(
+            federation=federation,
+            driver=driver,
+            leases=self.leases,
+            peers=peers,
+            draw_edge=draw_edge,
+            step_deadline_s=config.inference.step_deadline_s,
+            max_waiting=config.inference.max_waiting,
+        )
+        self._rules = staging.Rules(
+            stall_s=config.inference.stall_timeout_s,
+            probe_s=config.inference.step_deadline_s,
+            teardown_s=config.inference.teardown_timeout_s,
+        )
+        self._nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve runs until cancelled."""
+        self._peers.listen(self)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    # ---- what sessions bring ----
+
+    def node_said(self, node: NodeId, message: StageAnswer) -> None:
+        """Every run looks for itself whether that is about one of its stages."""
+        for run in self.runs.values():
+            run.node_said(node, message)
+
+    def node_lost(self, node: NodeId, reason: str) -> None:
+        for run in self.runs.values():
+            run.node_lost(node, reason)
+
+    # ---- what operators ask ----
+
+    async def plan(self, wish: Wish) -> tuple[Material, placement.Plan]:
+        """Open the model and place its layers on the nodes that are here; nothing is fetched.
+
+        Raises:
+            PlanInfeasible: it does not fit.
+            ConfigError: the split by hand is wrong, or there is no such file.
+            ModelFileError, UnsupportedModel, StorageError: the file cannot be used.
+        """
+        model = await self._library.open(wish.model, wish.fetch)
+        offers = [Offer(each.node, each.name, each.inventory) for each in self._peers.here.values()]
+        facts = model.facts
+        segments = split.parse(wish.split, facts.layers, offers) if wish.split else ()
+        wanted = Wanted(wish.ctx or min(facts.trained_ctx, DEFAULT_CTX), wish.sessions, wish.rows)
+        task = Task(facts, model.tensors, wanted, segments)
+        links = self._links()
+        return model, await trio.to_thread.run_sync(placement.plan, task, offers, links)
+
+    def _links(self) -> dict[tuple[NodeId, NodeId], Link]:
+        links = {}
+        for peer in self._peers.here.values():
+            rtt_ms = peer.facts().rtt_ms
+            if rtt_ms is not None:
+                grains = max(1, round(rtt_ms * 1e6 / RTT_GRAIN_NS))
+                links[COORDINATOR, peer.node] = Link(grains * RTT_GRAIN_NS)
+        return links
+
+    async def provision(self, wish: Wish) -> ModelRun:
+        """Plan and start a run; it goes on by itself.
+
+        Raises:
+            OperatorError: too many runs.
+            PlanInfeasible and what else ``plan`` raises.
+        """
+        model, plan = await self.plan(wish)
+        if len(self.runs) >= self._config.max_runs:
+            raise OperatorError(
+                f"{len(self.runs)} runs are provisioned (inference.max_runs)",
+                "Tear one down: lensemblectl teardown RUN.",
+            )
+        run = ModelRun(secrets.token_hex(8), self._around, model, plan, self._rules)
+        self.runs[run.run] = run
+        self._nursery.start_soon(self._keep, run)
+        self._announce()
+        return run
+
+    async def _keep(self, run: ModelRun) -> None:
+        try:
+            await run.serve()
+        finally:
+            del self.runs[run.run]
+            self.over.append(run)
+            self._announce()
+
+    def find(self, beginning: str) -> ModelRun:
+        """The run whose id begins so; without a beginning the only one there is, or the latest.
+
+        Raises:
+            OperatorError: there is none, or several.
+        """
+        found = [run for run in self.runs.values() if run.run.startswith(beginning)]
+        if not found:
+            found = [run for run in self.over if run.run.startswith(beginning)][-1:]
+        if not found:
+            raise OperatorError(
+                f"no run {beginning!r}" if beginning else "no model is provisioned",
+                "List runs with `lensemblectl runs`; start one with `lensemblectl provision`.",
+            )
+        if len(found) > 1:
+            ids = ", ".join(run.run for run in found)
+            raise OperatorError(f"{len(found)} runs are meant: {ids}", "Name one with --run.")
+        return found[0]
+
+    def _announce(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()

@@ -1,0 +1,178 @@
+"""What is told of plans and runs, put together when it is asked."""
+
+import statistics
+
+import trio
+
+from lensemble.ctl import replies
+from lensemble_coord.inference import sequence, staging
+from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.inference.placement import Plan
+from lensemble_coord.inference.request import Answer, Request
+from lensemble_coord.inference.wiring import Material
+
+RECENT_S = 10.0
+"""Tokens per second are of so long at most before the latest token."""
+
+
+def plan(model: Material, planned: Plan) -> replies.ModelPlan:
+    """A plan in full."""
+    return replies.ModelPlan(
+        model=planned.model,
+        architecture=model.facts.architecture,
+        layers=model.facts.layers,
+        file_bytes=model.facts.file_bytes,
+        engine=planned.engine,
+        ctx=planned.ctx,
+        sessions=planned.sessions,
+        rows=planned.rows,
+        stages=tuple(
+            replies.PlannedStage(
+                node=each.node,
+                name=each.name,
+                first=each.first,
+                last=each.last,
+                weights_bytes=each.need.weights,
+                cache_bytes=each.need.cache,
+                planned_bytes=each.need.planned,
+                required_bytes=each.required_bytes,
+                have_bytes=each.have_bytes,
+            )
+            for each in planned.stages
+        ),
+        unused=tuple(
+            replies.UnusedNode(node=each.node, name=each.name, reason=each.reason)
+            for each in planned.unused
+        ),
+        link_ms=planned.link_ns / 1e6,
+        exhaustive=planned.exhaustive,
+    )
+
+
+def run(of: ModelRun) -> replies.ModelRunStatus:
+    """A run as it stands."""
+    state, facts, planned = of.state, of.model.facts, of.plan
+    end = trio.current_time() if of.ended_at is None else of.ended_at
+    ending = state.ending if isinstance(state, staging.Leaving | staging.TornDown) else None
+    torn = state if isinstance(state, staging.TornDown) else None
+    trips = [trip.microseconds / 1e3 for trip in of.ring.trips if trip.alone]
+    return replies.ModelRunStatus(
+        run=of.run,
+        run_epoch=of.wiring.run_epoch,
+        model=facts.name,
+        digest=of.model.digest,
+        architecture=facts.architecture,
+        engine=planned.engine,
+        state=staging.public_state(state),
+        takes_requests=staging.takes_requests(state),
+        layers=facts.layers,
+        ctx=planned.ctx,
+        sessions=planned.sessions,
+        rows=planned.rows,
+        stages=tuple(_stage(of, index) for index in range(len(planned.stages))),
+        requests=tuple(_session(each) for each in of.requests.values()),
+        finished=dict(of.finished),
+        tokens=of.tokens + sum(each.drawn for each in of.requests.values()),
+        tokens_per_s=_tokens_per_s(of),
+        trip_ms=statistics.median(trips) if trips else None,
+        hop_ms=hop_ms(of),
+        late_results=of.ring.late,
+        since_s=end - of.since,
+        outcome="" if ending is None else ending.outcome,
+        reason="" if ending is None else ending.reason,
+        fault=None if ending is None else fault(of, ending.fault),
+        teardown="" if torn is None else torn.teardown,
+        complaints=() if torn is None else torn.complaints,
+    )
+
+
+def fault(of: ModelRun, what: staging.Fault | None) -> replies.FaultStatus | None:
+    """``what`` with the node it is about."""
+    if what is None:
+        return None
+    planned = None if what.stage is None else of.plan.stages[what.stage]
+    return replies.FaultStatus(
+        code=what.code,
+        reason=what.reason,
+        stage=what.stage,
+        node="" if planned is None else planned.node,
+        name="" if planned is None else planned.name,
+        remediation=what.remediation,
+        stderr=what.stderr,
+    )
+
+
+def answered(of: ModelRun, end: Answer) -> replies.Answered:
+    """The end of one answer."""
+    speed = None
+    after_first = end.seconds - (end.first_token_s or 0.0)
+    if end.usage.completion_tokens > 1 and after_first > 0:
+        speed = (end.usage.completion_tokens - 1) / after_first
+    return replies.Answered(
+        run=of.run,
+        text=end.text,
+        finish=end.finish,
+        prompt_tokens=end.usage.prompt_tokens,
+        completion_tokens=end.usage.completion_tokens,
+        queued_s=end.queued_s,
+        first_token_s=end.first_token_s,
+        seconds=end.seconds,
+        tokens_per_s=speed,
+        fault=fault(of, end.fault),
+    )
+
+
+def hop_ms(of: ModelRun) -> float | None:
+    """Median of a trip less its computing, over the edges of the ring; None if nobody knows."""
+    tables = [dict(seen.recent) for _, seen in sorted(of.watch.latest.items())]
+    if len(tables) < len(of.plan.stages):
+        return None
+    hops = [
+        (trip.microseconds - sum(table[trip.step] for table in tables)) / 1e3 / (len(tables) + 1)
+        for trip in of.ring.trips
+        if trip.alone and all(trip.step in table for table in tables)
+    ]
+    return statistics.median(hops) if hops else None
+
+
+def _tokens_per_s(of: ModelRun) -> float | None:
+    trips = of.ring.trips
+    recent = [trip.at for trip in trips if trip.at >= trips[-1].at - RECENT_S]
+    if len(recent) < 3:
+        return None
+    return (len(recent) - 1) / max(1e-9, recent[-1] - recent[0])
+
+
+def _stage(of: ModelRun, index: int) -> replies.StageStatus:
+    planned, place = of.plan.stages[index], of.state.places[index]
+    loaded, seen = place.loaded, of.watch.latest.get(index)
+    alone = {trip.step for trip in of.ring.trips if trip.alone}
+    took = [] if seen is None else [us for step, us in seen.recent if step in alone]
+    return replies.StageStatus(
+        index=index,
+        node=planned.node,
+        name=planned.name,
+        first=planned.first,
+        last=planned.last,
+        phase=place.phase,
+        done=place.done,
+        total=place.total,
+        planned_bytes=planned.need.planned,
+        weights_bytes=0 if loaded is None else loaded.weights_bytes,
+        resident_bytes=0 if loaded is None else loaded.resident_bytes,
+        fetched_bytes=0 if loaded is None else loaded.fetched_bytes,
+        seconds=0.0 if loaded is None else loaded.seconds,
+        chunks=0 if seen is None else seen.computed,
+        held=0 if seen is None else seen.held,
+        compute_ms=statistics.median(took) / 1e3 if took else None,
+    )
+
+
+def _session(of: Request) -> replies.SessionStatus:
+    return replies.SessionStatus(
+        slot=of.slot,
+        phase=sequence.phase(of.state),
+        prompt_tokens=len(of.ask.prompt),
+        tokens=of.drawn,
+        elapsed_s=trio.current_time() - of.since,
+    )
