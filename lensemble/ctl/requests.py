@@ -173,7 +173,7 @@ class Prompt(_Request, frozen=True, kw_only=True, tag=True):
     top_k: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     repeat_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    seed: Annotated[int, Meta(ge=0, lt=1 << 64)] = 0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
     ] = ()
