@@ -120,7 +120,7 @@ def stage_environment(cache_dir: Path, device: str = "", threads: int = 1) -> di
         **environment,
         **_SETTINGS,
         **dict.fromkeys(_THREADS, str(threads)),
-        "CACHEDB": str(cache_dir / f"kernels-{_identity(tools)}.db"),
+        "CACHEDB": str(cache_dir / kernels_of(tools)),
         "CC": tools.clang,
         "DEV": tools.target,
         "HOME": str(cache_dir),
@@ -141,8 +141,8 @@ def _check_version() -> None:
         )
 
 
-def _identity(tools: Toolchain) -> str:
-    """Of CPU and compiler: kernels made for one are not run on another.
+def kernels_of(tools: Toolchain) -> str:
+    """The file that keeps kernels made with ``tools`` on this processor, and no others.
 
     The engine's own key says "native" whatever the processor is.
     """
@@ -150,7 +150,7 @@ def _identity(tools: Toolchain) -> str:
     facts = compiler.stat()
     parts = (ENGINE_VERSION, tools.target, *_processor(), str(compiler), str(facts.st_size),
              str(facts.st_mtime_ns))  # fmt: skip
-    return blake3("\0".join(parts).encode()).hexdigest(8)
+    return f"kernels-{blake3(chr(0).join(parts).encode()).hexdigest(8)}.db"
 
 
 def _processor() -> tuple[str, ...]:
