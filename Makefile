@@ -2,16 +2,18 @@
 
 PYTHON ?= python3
 ARGS ?=
+SEEDS ?= 10000
 VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format configs bench check clean crash-matrix endurance
+.PHONY: help install demo test soak lint format configs bench check clean crash-matrix endurance
 
 help:
 	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
 	@echo "make test    the whole default test run (ARGS=... is passed to pytest)"
+	@echo "make soak    whole federations in a simulated world, SEEDS=10000 of them (ARGS=...)"
 	@echo "make lint    formatting, lint, types and import contracts"
 	@echo "make format  put every file into the house format"
 	@echo "make configs write configs/*.toml from the configuration models"
@@ -31,6 +33,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.sim.soak --seeds $(SEEDS) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,16 +1,18 @@
-"""What a scripted node does about masks, what it may never do, and the checker of both.
+"""The secrets of masked attempts as ids: who may answer what, and what becomes known by it.
 
-No key agrees with anything here.  A released vector is an id; a node draws a new one for each
-round, and within a round as soon as it has answered for a sum that the old one is part of.
+No key agrees with anything here.  ``SimSecrets`` follows ``lensemble_node.masking.Secrets`` step by
+step; ``Revealed`` is the adversary's notebook, which sees all that any node ever answered.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
 
 import msgspec
 
+from lensemble.errors import SecureAggregationError
 from lensemble.ids import Digest, NodeId
 from lensemble.wire import messages
+from lensemble_node import signals
 
 At = tuple[int, int]
 
@@ -19,61 +21,105 @@ def digest_of(*parts: object) -> Digest:
     return Digest(hashlib.sha256(repr(parts).encode()).hexdigest())
 
 
-class Request(msgspec.Struct, frozen=True):
-    """One sum that a coordinator asked to unmask, and with whose answers it could."""
+def sign(node: str, payload: bytes) -> bytes:
+    """64 bytes that only ``node`` is supposed to make."""
+    return hashlib.sha512(node.encode() + payload).digest()
 
-    round: int
-    attempt: int
+
+class SimSecrets:
+    """Fresh secrets of ``me`` for the attempt that ``asked`` opens."""
+
+    drawn = 0
+
+    def __init__(self, me: NodeId, asked: messages.RoundOpen, number: int) -> None:
+        self.at: At = (asked.round, asked.attempt)
+        self.me = me
+        self.number = number
+        key = bytes.fromhex(digest_of(me, "keys", self.at, number))
+        self.keys = messages.MaskKeys(mask_key=key, share_key=key, self_commitment=key)
+        self.roster: tuple[NodeId, ...] = ()
+        self.threshold = 0
+        self.dealers: tuple[NodeId, ...] = ()
+        self.survivors: tuple[NodeId, ...] = ()
+
+    def deal(self, message: messages.Roster) -> None:
+        nodes = tuple(each.node for each in message.members)
+        if [e.keys for e in message.members if e.node == self.me] != [self.keys]:
+            raise SecureAggregationError(
+                "the roster does not carry the keys that this node committed to"
+            )
+        if self.roster or not len(nodes) < 2 * message.threshold <= 2 * len(nodes):
+            raise SecureAggregationError("no majority, or dealt before")
+        self.roster, self.threshold = nodes, message.threshold
+
+    def open(self, dealers: tuple[NodeId, ...]) -> None:
+        if not self.roster or self.dealers:
+            raise SecureAggregationError("opened before, or nothing was dealt")
+        self.dealers = (*dealers, self.me)
+        if not set(self.dealers) <= set(self.roster) or len(self.dealers) < self.threshold:
+            raise SecureAggregationError("a stranger dealt, or too few are left")
+
+    def terms(self) -> tuple[signals.MaskTerm, ...]:
+        assert self.dealers, "masks before all shares are opened"
+        return (signals.MaskTerm(digest_of(self.me, self.at, self.number, self.dealers)),)
+
+    def decide(self, survivors: tuple[NodeId, ...]) -> None:
+        known = set(survivors) <= set(self.dealers)
+        if self.survivors or not known or self.me not in survivors:
+            raise SecureAggregationError("an honest coordinator does not ask for this")
+        if len(survivors) < self.threshold:
+            raise SecureAggregationError("too few survivors")
+        self.survivors = survivors
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One ``UnmaskAnswer`` as it left a node."""
+
+    node: NodeId
+    at: At
     survivors: tuple[NodeId, ...]
-    dropouts: tuple[NodeId, ...]
+    dealers: tuple[NodeId, ...]
+    threshold: int
 
 
-class MaskSide:
-    """The mask secrets of one life of a node, and the releases that outlive it."""
+class Revealed:
+    """All answers of all nodes, and which vectors were sent under which masks."""
 
-    def __init__(self, node: NodeId) -> None:
-        self.node = node
-        self.renews = True
-        self.releases: dict[At, Digest] = {}
-        """Durable: the id of the vector that was sent in each attempt."""
-        self.answered: dict[At, tuple[NodeId, ...]] = {}
-        """Durable before the answer leaves: for which survivors."""
-        self.secrets: At | None = None
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.kinds: dict[tuple[At, NodeId], str] = {}
+        self.sent: dict[tuple[At, NodeId], Digest] = {}
+        """The released vector that a node sent in an attempt."""
+        self.sums: dict[At, tuple[NodeId, ...]] = {}
+        """Survivors of the attempts whose sum enough answers make known."""
+        self.used: dict[Digest, At] = {}
+        self._by_attempt: defaultdict[At, int] = defaultdict(int)
 
-    def die(self) -> None:
-        """Secrets of an attempt are kept in memory alone."""
-        self.secrets = None
+    def answered(self, answer: Answer) -> None:
+        """A node reveals: of survivors the self mask, of the other dealers the pair masks."""
+        twice = any((a.node, a.at) == (answer.node, answer.at) for a in self.answers)
+        assert not twice, "a node answered twice in one attempt"
+        self.answers.append(answer)
+        for dealer in answer.dealers:
+            kind = "self" if dealer in answer.survivors else "pair"
+            known = self.kinds.setdefault((answer.at, dealer), kind)
+            assert known == kind, f"both seeds of {dealer[:6]} are revealed in attempt {answer.at}"
+        self._by_attempt[answer.at] += 1
+        if self._by_attempt[answer.at] >= answer.threshold:
+            self._known(answer)
 
-    def keys(self, at: At) -> messages.MaskKeys:
-        self.secrets = at
-        key = bytes.fromhex(digest_of(self.node, "keys", at))
-        return messages.MaskKeys(mask_key=key, share_key=key, self_commitment=key)
+    def _known(self, answer: Answer) -> None:
+        if self.sums.setdefault(answer.at, answer.survivors) != answer.survivors:
+            raise AssertionError(f"two sums of attempt {answer.at} are known")
+        for node in answer.survivors:
+            vector = self.sent.get((answer.at, node))
+            assert vector is not None, f"{node[:6]} is in a sum that it sent nothing for"
+            used = self.used.setdefault(vector, answer.at)
+            assert used == answer.at, (
+                f"a vector of {node[:6]} is in two sums, {used} and {answer.at}"
+            )
 
-    def release(self, at: At) -> Digest:
-        """The vector to send: that of an earlier attempt of the round, unless it is spent."""
-        earlier = max((each for each in self.releases if each[0] == at[0]), default=None)
-        spent = self.renews and earlier in self.answered
-        reused = earlier is not None and not spent
-        release = self.releases[earlier] if reused and earlier else digest_of(self.node, at)
-        self.releases[at] = release
-        return release
-
-    def may_answer(self, at: At, survivors: tuple[NodeId, ...]) -> bool:
-        """Once for an attempt, with the secrets of this life, for a sum it is part of."""
-        if at in self.answered or self.secrets != at or self.node not in survivors:
-            return False
-        self.answered[at] = survivors
-        return True
-
-
-def check_masks(requests: Sequence[Request], sides: Iterable[MaskSide]) -> None:
-    """Nobody answered for two sets in one attempt, or sent a vector again after it answered."""
-    assert len({(each.round, each.attempt) for each in requests}) == len(requests)
-    by_attempt = {(each.round, each.attempt): each for each in requests}
-    for request in requests:
-        assert not set(request.survivors) & set(request.dropouts)
-    for side in sides:
-        for at, survivors in side.answered.items():
-            assert by_attempt[at].survivors == survivors
-            later = {release for when, release in side.releases.items() if when > at}
-            assert side.releases[at] not in later, "a vector was sent again after an answer"
+    def sends(self, node: NodeId, at: At, vector: Digest) -> None:
+        """A masked update leaves."""
+        known = self.sent.setdefault((at, node), vector)
+        assert known == vector, f"{node[:6]} sent two vectors in attempt {at}"

@@ -1,0 +1,140 @@
+"""Lives of federations by the thousand: ``python -m tests.sim.soak --seeds N``.
+
+Prints schedules a second and the violations; each violation with one line that lives it again.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from tests.sim.federation import Federation
+
+LAST_LINES = 200
+BATCH = 25
+LIVES_BETWEEN_SWEEPS = 5
+TRANSCRIPTS = Path("sim-failures")
+
+
+class Violation(msgspec.Struct, frozen=True):
+    seed: int
+    what: str
+    transcript: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Of a batch of seeds."""
+
+    lives: int
+    events: int
+    rounds: int
+    violations: tuple[Violation, ...]
+
+
+def reproduce(seed: int) -> str:
+    return f"python -m tests.sim.soak --seeds 1 --first {seed}"
+
+
+def live(seed: int) -> tuple[Federation, Violation | None]:
+    """One life; the violation it ends with, if it does."""
+    federation = Federation(seed)
+    try:
+        federation.live()
+    except Exception as fault:  # noqa: BLE001 - whatever a machine raises is what is looked for
+        last = traceback.extract_tb(fault.__traceback__)[-1]
+        what = f"{type(fault).__name__}: {fault} ({Path(last.filename).name}:{last.lineno})"
+        return federation, Violation(seed, what[:600], federation.world.transcript())
+    return federation, None
+
+
+def batch(seeds: list[int]) -> Result:
+    events = rounds = 0
+    violations = []
+    # A life makes hundreds of thousands of small objects and drops them together at its end.
+    gc.disable()
+    for seed in seeds:
+        if seed % LIVES_BETWEEN_SWEEPS == 0:
+            gc.collect()
+        federation, violation = live(seed)
+        events += federation.world.events
+        rounds += len(federation.checks.truth) - 1
+        if violation is not None:
+            violations.append(violation)
+    gc.enable()
+    return Result(len(seeds), events, rounds, tuple(violations))
+
+
+def report(violation: Violation, directory: Path) -> str:
+    """The lines that are shown of a violation; the whole life is in a file."""
+    directory.mkdir(exist_ok=True)
+    path = directory / f"seed-{violation.seed}.txt"
+    path.write_text(f"{violation.transcript}\n\n{violation.what}\n", encoding="utf-8")
+    last = "\n".join(violation.transcript.splitlines()[-LAST_LINES:])
+    return f"{last}\n\n{violation.what}\n{path} has the whole life; again with:\n" + reproduce(
+        violation.seed
+    )
+
+
+def soak(seeds: list[int], processes: int) -> Result:
+    batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
+    if processes == 1:
+        results = [batch(each) for each in batches]
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            results = list(pool.map(batch, batches))
+    return Result(
+        sum(each.lives for each in results),
+        sum(each.events for each in results),
+        sum(each.rounds for each in results),
+        tuple(v for each in results for v in each.violations),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program; returns 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--transcripts", type=Path, default=TRANSCRIPTS)
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    result = soak(
+        list(range(options.first, options.first + options.seeds)), max(1, options.processes)
+    )
+    seconds = time.monotonic() - began
+    for violation in result.violations[:3]:
+        sys.stdout.write(report(violation, options.transcripts) + "\n\n")
+    for violation in result.violations:
+        sys.stdout.write(f"seed {violation.seed}: {violation.what.splitlines()[0][:160]}\n")
+    kinds = Counter(v.what.splitlines()[0][:60] for v in result.violations)
+    facts = {
+        "schedules": result.lives,
+        "violations": len(result.violations),
+        "seconds": round(seconds, 2),
+        "schedules_per_s": round(result.lives / seconds, 1),
+        "events": result.events,
+        "rounds_committed": result.rounds,
+        "kinds": dict(kinds),
+    }
+    if options.json:
+        sys.stdout.write(json.dumps(facts) + "\n")
+    else:
+        sys.stdout.write(
+            f"{facts['schedules']} schedules, {facts['violations']} violations, "
+            f"{facts['schedules_per_s']} schedules/s, {result.events} events, "
+            f"{result.rounds} rounds committed\n"
+        )
+    return 1 if result.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
