@@ -192,6 +192,24 @@ def _png(picture: np.ndarray) -> bytes:
     return b"".join(bytes(packet) for packet in (*encoder.encode(frame), *encoder.encode(None)))
 
 
+def test_pictures_encoded_in_hdf5_are_committed_to_and_not_decoded(tmp_path: Path) -> None:
+    made = recordings.recordings(LENGTHS)
+    path = recordings.minari(tmp_path / "d.h5", made)
+    with h5py.File(path, "r+") as file:
+        for index, each in enumerate(made):
+            item = file.create_dataset(
+                f"episode_{index}/observations/camera", (each.rows,), h5py.vlen_dtype(np.uint8)
+            )
+            for row in range(each.rows):
+                item[row] = np.frombuffer(_png(recordings.frames(each)[row]), dtype=np.uint8)
+    before = root(path)
+    with h5py.File(path, "r+") as file:
+        file["episode_1/observations/camera"][2] = np.arange(5, dtype=np.uint8)
+    assert root(path) != before
+    assert "float vectors are needed" not in refused(path, image_keys=("camera",))
+    assert "pictures are needed" in refused(path, image_keys=("camera",))
+
+
 def test_the_task_of_an_episode_is_committed_to_as_text(tmp_path: Path) -> None:
     made = recordings.recordings(LENGTHS)
     before = root(recordings.lerobot2(tmp_path / "a", made))

@@ -108,7 +108,9 @@ def _stored(item: h5py.Dataset) -> Stored:
     shape = tuple(int(size) for size in item.shape or ())
     text = h5py.check_string_dtype(item.dtype) is not None
     row_shape = shape[1:] if shape else None
-    return Stored(Kind(item.dtype, row_shape, text), shape[0] if shape else 1)
+    # Bytes of any length are pictures as Minari stores them when it encodes; not decoded here.
+    coded = h5py.check_vlen_dtype(item.dtype) == np.uint8
+    return Stored(Kind(item.dtype, row_shape, text, coded), shape[0] if shape else 1)
 
 
 # ---- a group an episode ----

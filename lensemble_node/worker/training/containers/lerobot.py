@@ -7,7 +7,6 @@ written; pictures stored in parquet need a whole group of them.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -147,11 +146,11 @@ class LeRobot:
                 clip = self._index.clip(key, episode)
                 end = clip.start_s + rows * self._index.interval_s
                 part = [self._videos.digest(clip.path), clip.start_s.hex(), end.hex()]
-                return _reference("video", rows, part)
+                return stored.reference("video", rows, part)
             if self._kinds[key].coded:
                 raw = self._raw(episode, key, self._kinds[key], (0, rows))
                 digests = [hashlib.sha256(self._picture_bytes(row)).hexdigest() for row in raw]
-                return _reference("image", rows, digests)
+                return stored.reference("image", rows, digests)
         except stored.DAMAGE as error:
             raise DatasetError(
                 f"{self.named(episode)} column {key!r} cannot be read: {error}", stored.AGAIN
@@ -206,8 +205,3 @@ class LeRobot:
     def close(self) -> None:
         self._parquet.close()
         self._videos.close()
-
-
-def _reference(dtype: str, rows: int, parts: list[str]) -> Column:
-    data = json.dumps(parts, separators=(",", ":")).encode()
-    return Column(dtype, (rows,), (data,), len(data))

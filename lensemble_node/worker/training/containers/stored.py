@@ -5,7 +5,9 @@ An episode is a set of named columns of rows.  Keys are the same whatever the co
 the stored name.  What only says where an episode begins and ends is no column.
 """
 
+import hashlib
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -162,6 +164,9 @@ def column_of(container: Container, episode: int, key: str) -> Column:
     if kind.text:
         raw = np.atleast_1d(container.read(episode, key, 0, rows)).ravel().tolist()
         return text_column([v.decode(errors="replace") if isinstance(v, bytes) else v for v in raw])
+    if kind.coded:
+        raw = container.read(episode, key, 0, rows).tolist()
+        return reference("image", rows, [hashlib.sha256(bytes(row)).hexdigest() for row in raw])
     if kind.dtype.kind not in "biufc":
         raise DatasetError(
             f"{container.named(episode)} column {key!r} has the dtype {kind.dtype}, which a "
@@ -180,6 +185,12 @@ def _pieces(container: Container, episode: int, key: str) -> Iterator[bytes]:
     for start in range(0, stored.rows, stride):
         rows = container.read(episode, key, start, min(stored.rows, start + stride))
         yield np.ascontiguousarray(rows, dtype=little).tobytes()
+
+
+def reference(dtype: str, rows: int, parts: list[str]) -> Column:
+    """A column that stands for files or pictures by their digests, or a file and a time in it."""
+    data = json.dumps(parts, separators=(",", ":")).encode()
+    return Column(dtype, (rows,), (data,), len(data))
 
 
 def label(raw: object) -> str:
