@@ -243,8 +243,8 @@ class InferenceSection(Section):
         gt=0,
         le=3600,
         description=(
-            "A token that does not come back for this many seconds is looked for; if no stage has "
-            "moved since, the run ends with the name of the stage that stands still."
+            "A token may take this many seconds to come back. If no stage has moved in the second "
+            "half of them, the run ends with the name of the stage that stands still."
         ),
     )
     stall_timeout_s: float = Field(

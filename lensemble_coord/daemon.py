@@ -31,6 +31,7 @@ class Serving(msgspec.Struct, frozen=True):
     reception: Reception
     answers: Answers
     orchestrator: Orchestrator
+    models: ModelAnswers
 
     @property
     def federation(self) -> FederationId:
@@ -103,13 +104,16 @@ async def serve(
                 await nursery.start(orchestrator.run)
                 await nursery.start(reception.run)
                 answers = Answers(config, store, driver, rounds, reception)
-                answer = routed(answers, ModelAnswers(orchestrator))
+                models = ModelAnswers(orchestrator)
+                answer = routed(answers, models)
                 counts = await nursery.start(
                     server.serve, config.socket_path, answer, answers.greeting
                 )
                 answers.observer.refused_by_socket = counts.refused
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
-                serving = Serving(config, store, driver, rounds, reception, answers, orchestrator)
+                serving = Serving(
+                    config, store, driver, rounds, reception, answers, orchestrator, models
+                )
                 task_status.started(serving)
                 await trio.sleep_forever()
         finally:

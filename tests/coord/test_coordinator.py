@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,13 @@ from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.wire import messages
 from lensemble.workload import NoopTask, Outer, Workload
 from lensemble_coord import daemon
-from lensemble_coord.config import CoordinatorConfig, EdgesSection, ListenSection, RoundsSection
+from lensemble_coord.config import (
+    CoordinatorConfig,
+    EdgesSection,
+    InferenceSection,
+    ListenSection,
+    RoundsSection,
+)
 from lensemble_coord.training import outer_round
 from tests.coord.scripted_node import ScriptedNode
 from tests.coord.tapped import TappedDriver
@@ -54,7 +61,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(tmp_path: Path, **rules: object) -> AsyncIterator[Bench]:
+async def bench(
+    tmp_path: Path, inference: dict[str, Any] | None = None, **rules: object
+) -> AsyncIterator[Bench]:
     (tmp_path / "workload.toml").write_text(
         'name = "noop"\n[task]\nkind = "noop"\nparameters = 5000\n'
         "[outer]\nlr = 1.0\nmomentum = 0.0\n"
@@ -65,6 +74,7 @@ async def bench(tmp_path: Path, **rules: object) -> AsyncIterator[Bench]:
         edges=SMALL,
         listen=ListenSection(advertise=("127.0.0.1:7707",)),
         rounds=RoundsSection(**{"aggregation": "plain", "min_participants": 2, **rules}),
+        inference=InferenceSection(**(inference or {})),
     )
     me = identity.generate()
     network = MemoryNetwork()

@@ -1,0 +1,276 @@
+"""Runs of models through the whole coordinator, on scripted stages over the memory driver."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from lensemble.ctl import replies, requests
+from lensemble.errors import ContextLengthExceeded, OperatorError, PlanInfeasible
+from tests.coord.scripted_stage import ScriptedStages, answer, hosting
+from tests.coord.test_coordinator import Bench, bench
+from tests.tiny_gguf import write_tiny
+
+WORDS = "hello there"
+
+
+class Rig:
+    """A coordinator with two scripted nodes and a tiny model."""
+
+    def __init__(self, coordinator: Bench, stages: list[ScriptedStages], model: Path) -> None:
+        self.coordinator, self.stages, self.model = coordinator, stages, model
+        self.orchestrator = coordinator.serving.orchestrator
+        self.answers = coordinator.serving.models
+
+    async def all(self, request: requests.OfModels) -> list[Any]:
+        async with aclosing(self.answers.answer(request)) as given:
+            return [reply async for reply in given]
+
+    async def last(self, request: requests.OfModels) -> Any:
+        with trio.fail_after(20):
+            return (await self.all(request))[-1]
+
+    async def provision(self, split: str = "0:2,2:4", **terms: Any) -> replies.ModelRunStatus:
+        wish = {"model": str(self.model), "split": split, "ctx": 64, "rows": 4, **terms}
+        return await self.last(requests.ProvisionModel(**wish))
+
+    async def prompt(self, text: str = WORDS, most: int = 5, **terms: Any) -> list[Any]:
+        with trio.fail_after(20):
+            return await self.all(requests.Prompt(text=text, max_tokens=most, **terms))
+
+    def tokens(self, text: str = WORDS) -> tuple[int, ...]:
+        (run, *_) = self.orchestrator.runs.values()
+        return run.model.tokenizer.encode(text)
+
+    async def status(self, run: str = "") -> replies.ModelRunStatus:
+        return await self.last(requests.InspectRun(run=run))
+
+    async def until_over(self, run: str) -> replies.ModelRunStatus:
+        with trio.fail_after(20):
+            while (status := await self.status(run)).state != "torn down":
+                await self.orchestrator.find(run).changed.wait()
+        return status
+
+    async def at_rest(self) -> None:
+        """Nothing is held any more, here and on the nodes."""
+        with trio.fail_after(5):
+            while self.orchestrator.runs:
+                await self.orchestrator.changed.wait()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert [e.node.arena.leased_bytes() for e in self.stages] == [
+            e.idle_bytes for e in self.stages
+        ]
+        assert self.orchestrator.leases.arena.leased_bytes() == 0
+
+
+@asynccontextmanager
+async def rig(tmp_path: Path, nodes: int = 2, **terms: Any) -> AsyncIterator[Rig]:
+    model = write_tiny(tmp_path / "tiny.gguf", layers=4)
+    async with bench(tmp_path, inference=terms) as coordinator, trio.open_nursery() as nursery:
+        release = trio.Event()
+        made: list[ScriptedStages] = [
+            await nursery.start(_node, coordinator, f"node-{index}", release)
+            for index in range(nodes)
+        ]
+        peers = coordinator.serving.reception.peers
+        with trio.fail_after(10):
+            while len([e for e in peers.here.values() if e.inventory]) < nodes:
+                await peers.changed.wait()
+        await coordinator.serving.wait_for_nodes(nodes)
+        for each in made:
+            each.idle_bytes = each.node.arena.leased_bytes()
+        yield Rig(coordinator, made, model)
+        release.set()
+
+
+async def _node(
+    coordinator: Bench,
+    name: str,
+    release: trio.Event,
+    *,
+    task_status: trio.TaskStatus[ScriptedStages],
+) -> None:
+    async with coordinator.node(name) as node, hosting(node) as stages:
+        task_status.started(stages)
+        await release.wait()
+
+
+async def test_a_model_answers_through_two_nodes(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        statuses = await here.all(
+            requests.ProvisionModel(model=str(here.model), split="0:2,2:4", ctx=64, rows=4)
+        )
+        ready = statuses[-1]
+        assert ready.state == "provisioned"
+        assert [(each.first, each.last) for each in ready.stages] == [(0, 2), (2, 4)]
+        raw = here.model.read_bytes()
+        for stages in here.stages:
+            for offset, piece in stages.fetched.items():
+                assert raw[offset : offset + len(piece)] == piece
+        *tokens, end = await here.prompt()
+        assert [each.token for each in tokens] == answer(here.tokens(), 5)
+        assert (end.finish, end.completion_tokens) == ("length", 5)
+        assert end.prompt_tokens == len(here.tokens())
+        status = await here.status()
+        assert (status.tokens, status.finished) == (5, {"length": 1})
+        assert sum(each.chunks for each in status.stages) == 2 * sum(
+            each.computed for each in here.stages[:1]
+        )
+        over = await here.last(requests.TeardownRun())
+        assert (over.outcome, over.teardown, over.fault) == ("completed", "clean", None)
+        await here.at_rest()
+
+
+async def test_requests_share_slots_and_a_fifth_queues(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        await here.provision(sessions=4)
+        texts = [f"{WORDS} {index}" for index in range(6)]
+        got: dict[str, list[int]] = {}
+
+        async def ask(text: str) -> None:
+            *tokens, _ = await here.prompt(text, most=8)
+            got[text] = [each.token for each in tokens]
+
+        for stages in here.stages:
+            stages.slow_s = 0.005
+        most_waiting = 0
+        async with trio.open_nursery() as nursery:
+            for text in texts:
+                nursery.start_soon(ask, text)
+            while len(got) < len(texts):
+                (run,) = here.orchestrator.runs.values()
+                most_waiting = max(most_waiting, run.waiting)
+                assert len([e for e in run.requests.values() if e.slot is not None]) <= 4
+                await trio.sleep(0.002)
+        assert most_waiting >= 1
+        for text in texts:
+            assert got[text] == answer(here.tokens(text), 8)
+
+
+async def test_who_leaves_frees_the_slot_at_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        await here.provision(sessions=1)
+        async with aclosing(
+            here.answers.answer(requests.Prompt(text=WORDS, max_tokens=50))
+        ) as given:
+            assert (await anext(given)).token == answer(here.tokens(), 1)[0]
+        (run,) = here.orchestrator.runs.values()
+        with trio.fail_after(1):
+            while run.requests:
+                await run.changed.wait()
+        *tokens, _ = await here.prompt(f"{WORDS}!", most=6)
+        assert [each.token for each in tokens] == answer(here.tokens(f"{WORDS}!"), 6)
+        assert run.finished["cancelled"] == 1
+
+
+async def test_too_long_a_prompt_reaches_no_edge(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        await here.provision(ctx=20)
+        before = [each.landed for each in here.stages]
+        with pytest.raises(ContextLengthExceeded) as caught:
+            await here.prompt("x" * 21)
+        assert (caught.value.have, caught.value.most) == (21, 20)
+        assert [each.landed for each in here.stages] == before
+        *tokens, end = await here.prompt("x" * 20)
+        assert (len(tokens), end.finish) == (1, "length")
+
+
+async def test_a_lost_node_is_named_and_the_other_run_goes_on(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=3) as here:
+        lost = here.stages[2]
+        mine = f"0:2@node-0,2:4@{lost.node.name}"
+        doomed = await here.provision(split=mine)
+        other = await here.provision(split="0:2@node-0,2:4@node-1")
+        for stages in here.stages:
+            stages.slow_s = 0.01
+        ends: list[Any] = []
+
+        async def ask() -> None:
+            ends.append((await here.prompt(run=doomed.run, most=60))[-1])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(0.1)
+            await lost.node.link.close("killed")
+            over = await here.until_over(doomed.run)
+        assert over.outcome == "faulted"
+        assert (over.fault.code, over.fault.stage, over.fault.name) == ("link_lost", 1, "node-2")
+        assert (ends[0].finish, ends[0].fault) == ("faulted", over.fault)
+        assert (await here.status(other.run)).state == "provisioned"
+        *tokens, _ = await here.prompt(run=other.run)
+        assert [each.token for each in tokens] == answer(here.tokens(), 5)
+
+
+async def test_a_stage_that_stands_still_is_named(tmp_path: Path) -> None:
+    async with rig(tmp_path, step_deadline_s=0.4) as here:
+        ready = await here.provision()
+        here.stages[1].moving = trio.Event()
+        names = [each.name for each in ready.stages]
+        stuck = names.index("node-1")
+        *_, end = await here.prompt()
+        assert end.finish == "faulted"
+        assert (end.fault.code, end.fault.stage) == ("stage_stalled", stuck)
+        assert end.fault.name == "node-1"
+        here.stages[1].moving.set()
+        await here.until_over(ready.run)
+        await here.provision()
+        *tokens, _ = await here.prompt()
+        assert [each.token for each in tokens] == answer(here.tokens(), 5)
+
+
+async def test_a_slow_ring_is_waited_for(tmp_path: Path) -> None:
+    async with rig(tmp_path, step_deadline_s=0.4) as here:
+        await here.provision()
+        here.stages[0].slow_s = 0.1
+        *tokens, end = await here.prompt("a long prompt of many chunks, which are slow", most=3)
+        assert end.finish == "length"
+        assert len(tokens) == 3
+
+
+async def test_a_refusal_names_stage_and_field(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        here.stages[1].refuse = "tokenizer_digest"
+        over = await here.provision()
+        over = await here.until_over(over.run)
+        assert (over.outcome, over.fault.code) == ("faulted", "stage_refused")
+        assert "tokenizer_digest" in over.fault.reason
+        assert over.fault.name == "node-1"
+        await here.at_rest()
+
+
+async def test_stop_in_the_midst_of_provisioning(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        here.stages[0].never_ready = True
+        async with aclosing(
+            here.answers.answer(
+                requests.ProvisionModel(model=str(here.model), split="0:2,2:4", ctx=64)
+            )
+        ) as given:
+            run = (await anext(given)).run
+        over = await here.until_over(run)
+        assert (over.outcome, over.teardown) == ("stopped", "clean")
+        await here.at_rest()
+
+
+async def test_a_node_that_answers_no_teardown_is_reported(tmp_path: Path) -> None:
+    async with rig(tmp_path, teardown_timeout_s=0.2) as here:
+        await here.provision()
+        here.stages[1].mute = True
+        over = await here.last(requests.StopRun())
+        assert (over.outcome, over.teardown) == ("stopped", "timed out")
+        assert "stage" in over.complaints[0]
+
+
+async def test_what_cannot_be_planned_fetches_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        with pytest.raises(PlanInfeasible):
+            await here.provision(split="", ctx=1 << 19)
+        plan = await here.last(requests.PlanModel(model=str(here.model), ctx=64))
+        assert len(plan.stages) == 1
+        assert not any(each.orders for each in here.stages)
+        with pytest.raises(OperatorError, match="no model is provisioned"):
+            await here.prompt()
