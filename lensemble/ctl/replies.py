@@ -116,6 +116,52 @@ class EdgeStatus(_Fact, frozen=True, kw_only=True):
     fault: str = ""
 
 
+class StageStatus(_Fact, frozen=True, kw_only=True):
+    """One stage of a model on a node; layers ``first`` to ``last`` (not included) of it."""
+
+    run: str
+    run_epoch: int
+    stage: int
+    stages: int
+    model: str
+    first: int
+    last: int
+    phase: str
+    """``waiting for memory``, ``starting``, ``fetching``, ..., ``ready``, ``live``, ``ending``."""
+
+    since_s: float
+    done: int = 0
+    total: int = 0
+    pid: int | None = None
+    bytes: int = 0
+    """What it takes of the node's memory."""
+
+    rss_bytes: int = 0
+    ctx: int = 0
+    sessions: int = 0
+    computed: int = 0
+    held: int = 0
+    """Chunks that are here and not computed yet."""
+
+    refused: int = 0
+    last_step_ms: float | None = None
+
+
+class HostingStatus(_Fact, frozen=True, kw_only=True):
+    """What a node offers to hold of models."""
+
+    memory_bytes: int
+    taken_bytes: int
+    engine: str = ""
+    device: str = ""
+    reason: str = ""
+    """Why it hosts nothing."""
+
+    addresses: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    """Nodes it has a link to."""
+
+
 class StorageStatus(_Fact, frozen=True, kw_only=True):
     state_dir: str
     records: int = 0
@@ -283,6 +329,8 @@ class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
     edges: tuple[EdgeStatus, ...] = ()
     leased_bytes: int = 0
     """Of the arena, by the edges there are."""
+    hosting: HostingStatus | None = None
+    stages: tuple[StageStatus, ...] = ()
     refused: dict[str, int] = {}
     rss_bytes: int = 0
     alerts: tuple[str, ...] = ()
@@ -436,7 +484,9 @@ class ModelPlan(_Fact, frozen=True, kw_only=True, tag=True):
     exhaustive: bool = True
 
 
-class StageStatus(_Fact, frozen=True, kw_only=True):
+class RunStage(_Fact, frozen=True, kw_only=True):
+    """One stage of a run, as its coordinator knows it."""
+
     index: int
     node: str
     name: str
@@ -495,7 +545,7 @@ class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
     ctx: int
     sessions: int
     rows: int
-    stages: tuple[StageStatus, ...]
+    stages: tuple[RunStage, ...]
     requests: tuple[SessionStatus, ...] = ()
     finished: dict[str, int] = {}
     """Requests that ended, by how: stop, length, cancelled, faulted."""

@@ -143,12 +143,12 @@ def _tokens_per_s(of: ModelRun) -> float | None:
     return (len(recent) - 1) / max(1e-9, recent[-1] - recent[0])
 
 
-def _stage(of: ModelRun, index: int) -> replies.StageStatus:
+def _stage(of: ModelRun, index: int) -> replies.RunStage:
     planned, place = of.plan.stages[index], of.state.places[index]
     loaded, seen = place.loaded, of.watch.latest.get(index)
     alone = {trip.step for trip in of.ring.trips if trip.alone}
     took = [] if seen is None else [us for step, us in seen.recent if step in alone]
-    return replies.StageStatus(
+    return replies.RunStage(
         index=index,
         node=planned.node,
         name=planned.name,
