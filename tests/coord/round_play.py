@@ -317,7 +317,7 @@ class RoundAudit:
         waiting = r.waiting(self.state)
         assert waiting.reason
         assert set(waiting.on) <= set(self.state.ground.here)
-        assert r.public_state(self.state) in r.RoundState
+        assert isinstance(r.public_state(self.state), r.RoundState)
 
 
 class Play(RoundAudit):

@@ -434,7 +434,7 @@ class NodeHost(Host):
         worker = self.worker
         if worker is not None:
             self.world.note(self, "orders", command)
-            self.world.after(self, 0.001, lambda: worker.alive and worker.take(command))
+            worker.take(command)
 
     def _run_worker(self, terms: Any) -> None:
         configure = signals.Configure(

@@ -25,8 +25,8 @@ from tests.sim.mask_side import At, digest_of
 if TYPE_CHECKING:
     from tests.sim.node_host import NodeHost
 
-STEPS = 3
-DATA_CHUNKS = 3
+STEPS = 2
+DATA_CHUNKS = 2
 Job = Generator[float, None, None]
 
 
