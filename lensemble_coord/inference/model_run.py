@@ -310,7 +310,7 @@ class ModelRun:
         try:
             await self.ring.open(self._ring_nursery, self._torn)
         except EdgeFault as fault:
-            self._torn(fault.message)
+            self._torn(fault.message, False)
         else:
             self.hear(staging.OwnOpened())
 
@@ -339,8 +339,9 @@ class ModelRun:
         self._log.info("run.probed", step=step, microseconds=self.ring.trips[-1].microseconds)
         self.hear(staging.Probed())
 
-    def _torn(self, reason: str) -> None:
-        self.hear(staging.Failed(Fault("edge_fault", reason)))
+    def _torn(self, reason: str, from_last: bool) -> None:
+        stage = len(self.wiring.nodes) - 1 if from_last else 0
+        self.hear(staging.Failed(Fault("edge_fault", reason, stage)))
 
     def _fail(self, error: BaseException, stage: int | None = None) -> None:
         """Our own part failed: the run ends with that."""

@@ -14,12 +14,12 @@ from lensemble.transport.driver import Driver
 from lensemble.transport.ends import ArenaLeases
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.inference import placement, split, staging
+from lensemble_coord.inference import library, placement, split, staging
 from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Task
 from lensemble_coord.inference.footprint import Wanted
 from lensemble_coord.inference.library import Library
 from lensemble_coord.inference.model_run import ModelRun, Surroundings
-from lensemble_coord.inference.wiring import Material
+from lensemble_coord.inference.models import Model
 from lensemble_coord.peers import Peers
 
 DEFAULT_CTX = 2048
@@ -61,7 +61,7 @@ class Orchestrator:
         self.leases = ArenaLeases(Arena.create(config.edges.arena_bytes))
         self._config = config.inference
         self._peers = peers
-        self._library = Library()
+        self._library = Library(config.state_dir / "models")
         self._around = Surroundings(
             federation=federation,
             driver=driver,
@@ -99,15 +99,16 @@ class Orchestrator:
 
     # ---- what operators ask ----
 
-    async def plan(self, wish: Wish) -> tuple[Material, placement.Plan]:
-        """Open the model and place its layers on the nodes that are here; nothing is fetched.
+    async def plan(self, wish: Wish) -> tuple[Model, placement.Plan]:
+        """Read the model's header and place its layers on the nodes that are here.
 
         Raises:
             PlanInfeasible: it does not fit.
             ConfigError: the split by hand is wrong, or there is no such file.
-            ModelFileError, UnsupportedModel, StorageError: the file cannot be used.
+            ModelFileError, UnsupportedModel, StorageError, WeightsError: it cannot be used.
         """
-        model = await self._library.open(wish.model, wish.fetch)
+        library.check(wish.model, wish.fetch)
+        model = await self._library.header(wish.model)
         offers = [Offer(each.node, each.name, each.inventory) for each in self._peers.here.values()]
         facts = model.facts
         segments = split.parse(wish.split, facts.layers, offers) if wish.split else ()
@@ -138,7 +139,8 @@ class Orchestrator:
                 f"{len(self.runs)} runs are provisioned (inference.max_runs)",
                 "Tear one down: lensemblectl teardown RUN.",
             )
-        run = ModelRun(secrets.token_hex(8), self._around, model, plan, self._rules)
+        material = await self._library.open(model, wish.fetch)
+        run = ModelRun(secrets.token_hex(8), self._around, material, plan, self._rules)
         self.runs[run.run] = run
         self._nursery.start_soon(self._keep, run)
         self._announce()

@@ -22,6 +22,9 @@ from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 MAX_TRIPS = 256
 """Latest trips whose times are kept."""
 
+Torn = Callable[[str, bool], None]
+"""Takes why an end broke, and whether it is the one from the last stage; returns at once."""
+
 Heard = Callable[[int, int, float], None]
 """Takes step, token and its log-probability; returns at once."""
 
@@ -70,7 +73,7 @@ class Ring:
 
     async def hold(
         self,
-        torn: Callable[[str], None],
+        torn: Torn,
         *,
         task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -91,7 +94,7 @@ class Ring:
                 task_status.started(nursery)
                 await trio.sleep_forever()
 
-    async def open(self, nursery: trio.Nursery, torn: Callable[[str], None]) -> None:
+    async def open(self, nursery: trio.Nursery, torn: Torn) -> None:
         """Open the stream to the first stage; it is served in ``nursery``.
 
         Raises:
@@ -127,7 +130,7 @@ class Ring:
         self._tx.filled(slot, begin + 4 * len(tokens))
         return self.steps
 
-    async def _listen(self, rx: RxEnd, torn: Callable[[str], None]) -> None:
+    async def _listen(self, rx: RxEnd, torn: Torn) -> None:
         try:
             while (landed := await rx.receive()) is not None:
                 slot, extent = landed
@@ -135,11 +138,11 @@ class Ring:
                     self._take(rx.region.slot(slot)[:extent])
                 finally:
                     rx.consumed(slot)
-            torn("the last stage ended its stream")
+            torn("it ended its stream of results", True)
         except EdgeFault as fault:
-            torn(fault.message)
+            torn(fault.message, True)
         except FrameError as error:
-            torn(f"the last stage sent what is no result: {error.message}")
+            torn(f"it sent what is no result: {error.message}", True)
 
     def _take(self, raw: memoryview) -> None:
         chunk, payload = stage_chunk.read(raw)
@@ -157,9 +160,9 @@ class Ring:
         self.trips.append(Trip(chunk.step, took, now, awaited.alone))
         awaited.heard(chunk.step, token, log_probability)
 
-    async def _watch(self, end: TxEnd, torn: Callable[[str], None]) -> None:
+    async def _watch(self, end: TxEnd, torn: Torn) -> None:
         await end.over.wait()
-        torn(end.fault or "the stream to the first stage ended")
+        torn(end.fault or "the stream to it ended", False)
 
 
 @asynccontextmanager

@@ -7,15 +7,15 @@ import trio
 from lensemble.ctl import replies
 from lensemble_coord.inference import sequence, staging
 from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.inference.models import Model
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Answer, Request
-from lensemble_coord.inference.wiring import Material
 
 RECENT_S = 10.0
 """Tokens per second are of so long at most before the latest token."""
 
 
-def plan(model: Material, planned: Plan) -> replies.ModelPlan:
+def plan(model: Model, planned: Plan) -> replies.ModelPlan:
     """A plan in full."""
     return replies.ModelPlan(
         model=planned.model,

@@ -184,7 +184,6 @@ class Reception:
         try:
             reason = await admitted.serve(self._rounds, self._store, self.numbers)
             del self._rounds.sessions[node]
-            self.peers.leave(node, reason)
             self._journal.note("peer.left", peer=admitted.name, node=node, reason=reason)
             if len(self.departed) < MAX_DEPARTED:
                 spent = admitted.activity.epsilon

@@ -249,6 +249,8 @@ class Session:
                 ended = await self._listen(desk)
             except (LinkLost, FrameError) as error:
                 ended = error.message
+            # At once, before edges are taken down: whoever placed work there waits for this word.
+            self.ground.peers.leave(self.node, ended)
             nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             self._outbox.close()
