@@ -1,17 +1,22 @@
 """The node daemon, from the state directory's lock to the control socket."""
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import trio
 
 from lensemble import identity, state_dir
 from lensemble.ctl import server
 from lensemble.errors import ConfigError
+from lensemble.identity import Identity
 from lensemble.logs import logger
 from lensemble.ticket import Membership
 from lensemble.transport.driver import Driver
 from lensemble_node.config import NodeConfig
 from lensemble_node.ctl import Answers
 from lensemble_node.participant import Member
+from lensemble_node.stage_process import Engine
 
 FAREWELL_S = 1.5
 STOP_WITHIN_S = 4.0
@@ -32,11 +37,13 @@ async def serve(
     driver: Driver,
     belongs: Membership | None = None,
     *,
+    engine: Engine | None = None,
     task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; then say farewell, end the worker, remove the socket.
 
-    ``belongs`` is the federation to take part in where neither configuration nor ticket says so.
+    ``belongs`` is the federation to take part in where neither configuration nor ticket says so,
+    ``engine`` computes stages in place of the one that is installed.
 
     Raises:
         OperatorError: the state directory, the identity or the socket is not usable.
@@ -44,7 +51,8 @@ async def serve(
     stop = trio.Event()
     with state_dir.held(config.state_dir):
         async with trio.open_nursery() as nursery:
-            task_status.started(await nursery.start(_serve, config, driver, belongs, stop))
+            make = partial(Member, config, driver=driver, belongs=belongs, engine=engine)
+            task_status.started(await nursery.start(_serve, config, driver, make, stop))
             try:
                 await trio.sleep_forever()
             finally:
@@ -54,7 +62,7 @@ async def serve(
 async def _serve(
     config: NodeConfig,
     driver: Driver,
-    belongs: Membership | None,
+    make: Callable[[Identity], Member],
     stop: trio.Event,
     *,
     task_status: trio.TaskStatus[Serving],
@@ -69,9 +77,8 @@ async def _serve(
             )
         async with trio.open_nursery() as nursery:
             await nursery.start(driver.run)
-            member = Member(config, who, driver, belongs)
+            member = make(who)
             await nursery.start(member.run)
-            nursery.start_soon(_turn_callers_away, member)
             answers = Answers(member)
             counts = await nursery.start(
                 server.serve, config.socket_path, answers.answer, answers.greeting
@@ -85,11 +92,3 @@ async def _serve(
             with trio.move_on_after(FAREWELL_S):
                 await member.leave("the node shuts down")
             nursery.cancel_scope.cancel()
-
-
-async def _turn_callers_away(member: Member) -> None:
-    """A node dials its coordinator; whoever dials a node is not expected."""
-    while True:
-        link = await member.driver.accept()
-        member.refused["uninvited"] += 1
-        await link.close("this is a node: it dials its coordinator and takes no calls")

@@ -2,12 +2,16 @@
 
 The types are closed and their decoder is strict, but a decoder guards the other side.  Here every
 value is held against what its message may carry, so that a mistake in this process fails closed.
+
+Free text leaves in one place only: ``StageFault`` has the last lines of a stage's worker.  That one
+computes a model which the coordinator named, is started in an environment of its own and is told
+nothing of this node's data; the worker that sees them is another, and its lines stay here.
 """
 
 import msgspec
 
 from lensemble.errors import ResidencyViolation
-from lensemble.wire import codec, messages
+from lensemble.wire import codec, messages, stages
 from lensemble.wire.messages import FromNode
 
 MAX_BYTES = 64
@@ -19,12 +23,23 @@ MAX_PIECES = 128
 """Sealed shares in one message: as many as a node has neighbours."""
 
 MAX_PAYLOAD_BYTES = 1 << 15
-"""No message of a node needs more, encoded."""
+"""No message of a node needs more, encoded, but those of ``LARGER``."""
+
+LARGER = {stages.StageFault: 1 << 18, stages.StageWants: 1 << 17}
+
+LINES = {
+    "Inventory.addresses": (stages.MAX_ADDRESSES, 64),
+    "StageFault.stderr": (stages.STDERR_LINES, MAX_TEXT),
+}
+"""The only lists of text: how many, and of how many characters each."""
+
+PAIRS = {"StageSeen.recent": stages.MAX_TIMES, "StageWants.ranges": stages.MAX_RANGES}
+"""The only lists of pairs of integers, and how many they may be."""
 
 LONGER = {"Shares.commitments": 1 << 13, "Shares.sealed": 92, "UnmaskAnswer.shares": 1 << 13}
 """Public points and shares of masks, in bytes; of ``sealed`` each."""
 
-MEASURED = frozenset({"Update.epsilon", "Update.l2_norm", "Update.loss"})
+MEASURED = frozenset({"StageReady.seconds", "Update.epsilon", "Update.l2_norm", "Update.loss"})
 """The only fields that may hold a real number."""
 
 _ALLOWED = (
@@ -39,6 +54,15 @@ _ALLOWED = (
     messages.Update,
     messages.UnmaskAnswer,
     messages.Fault,
+    stages.Inventory,
+    stages.StageWants,
+    stages.StageProgress,
+    stages.StageReady,
+    stages.StageOpened,
+    stages.StageSeen,
+    stages.StageRefused,
+    stages.StageFault,
+    stages.StageTornDown,
 )
 
 
@@ -52,9 +76,10 @@ def permit(message: FromNode) -> bytes:
         raise ResidencyViolation(f"a node does not send {type(message).__name__}")
     _check_fields(message)
     payload = codec.encode(message)
-    if len(payload) > MAX_PAYLOAD_BYTES:
+    most = LARGER.get(type(message), MAX_PAYLOAD_BYTES)
+    if len(payload) > most:
         name = type(message).__name__
-        raise ResidencyViolation(f"{name} takes {len(payload)} bytes, over {MAX_PAYLOAD_BYTES}")
+        raise ResidencyViolation(f"{name} takes {len(payload)} bytes, over {most}")
     return payload
 
 
@@ -69,11 +94,25 @@ def _check_fields(message: msgspec.Struct) -> None:
 
 
 def _fits_all(where: str, parts: tuple[object, ...]) -> bool:
+    if where in LINES:
+        count, characters = LINES[where]
+        texts = all(type(part) is str and len(part) <= characters for part in parts)
+        return texts and len(parts) <= count
+    if where in PAIRS:
+        return len(parts) <= PAIRS[where] and all(_is_pair(where, part) for part in parts)
     if all(type(part) is int for part in parts):
         return len(parts) <= MAX_INTEGERS and all(_fits(where, part) for part in parts)
     # Bytes only where pieces of them are due, so that nothing is cut up to get out.
     pieces = where in LONGER and all(type(part) is bytes for part in parts)
     return pieces and len(parts) <= MAX_PIECES and all(_fits(where, part) for part in parts)
+
+
+def _is_pair(where: str, part: object) -> bool:
+    return (
+        type(part) is tuple
+        and len(part) == 2
+        and all(type(each) is int and _fits(where, each) for each in part)
+    )
 
 
 def _fits(where: str, value: object) -> bool:

@@ -6,7 +6,6 @@ extents between the coordinator and the worker.
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
@@ -29,13 +28,26 @@ from lensemble.transport.driver import Driver, LinkFacts
 from lensemble.transport.ends import ArenaLeases
 from lensemble.version import BUILD
 from lensemble.wire import codec, messages, stages
-from lensemble_node import attempt, egress, home, participation, provision, signals, supervisor
+from lensemble_node import (
+    attempt,
+    egress,
+    home,
+    participation,
+    provision,
+    signals,
+    stage_host,
+    stage_process,
+    supervisor,
+)
 from lensemble_node.call import Call
 from lensemble_node.config import NodeConfig
 from lensemble_node.masking import Secrets
 from lensemble_node.participation import Assigned, Quit
+from lensemble_node.peer_links import PeerLinks
 from lensemble_node.provisioner import Provisioner
 from lensemble_node.quiet import Quiet
+from lensemble_node.stage_host import StageHost
+from lensemble_node.stage_process import Engine
 from lensemble_node.supervisor import Supervisor
 from lensemble_node.terms import Terms
 
@@ -61,7 +73,7 @@ class Member:
         who: its identity.
         driver: a running driver for that identity.
         belongs: whom to join where neither configuration nor an earlier ticket says so.
-        draw: draws from [0, 1) for the jitter of redials.
+        engine: what computes stages; by default what is installed.
     """
 
     def __init__(
@@ -70,7 +82,7 @@ class Member:
         who: Identity,
         driver: Driver,
         belongs: Membership | None = None,
-        draw: Callable[[], float] = chance,
+        engine: Engine | None = None,
     ) -> None:
         self.config = config
         self.who = who
@@ -101,7 +113,14 @@ class Member:
             backoff_max_s=worker.restart_backoff_max_s,
         )
         self.supervisor = Supervisor(launch, self._hear_worker)
-        self.provisioner = Provisioner(driver, ArenaLeases(arena), self.supervisor, self._hear)
+        leases = ArenaLeases(arena)
+        self.provisioner = Provisioner(driver, leases, self.supervisor, self._hear)
+        self.links = PeerLinks(driver, self.refused)
+        engine = engine or stage_process.engine(config.inference, config.models_dir)
+        ground = stage_host.Ground(
+            config, driver, leases, self.links, engine, self.provisioner.edges
+        )
+        self.stages = StageHost(ground, self._say_of_stages)
         self.state = participation.State(
             participation.Me(
                 node=who.node,
@@ -117,7 +136,6 @@ class Member:
         )
         self.membership = home.membership(config) or belongs
         self._arena = arena
-        self._draw = draw
         self._inbox, self._events = trio.open_memory_channel[participation.Event](INBOX_EVENTS)
         self._call: Call | None = None
         self._secrets: Secrets | None = None
@@ -136,6 +154,8 @@ class Member:
                 self._timers = Timers(nursery, self._inbox.send)
                 await nursery.start(self.supervisor.run)
                 await nursery.start(self.provisioner.run)
+                await nursery.start(self.stages.run)
+                await nursery.start(self.links.run)
                 if self.membership is None:
                     self._log.info("node.idle", reason="no coordinator: join with a ticket")
                 else:
@@ -183,6 +203,9 @@ class Member:
 
     async def _hear(self, event: participation.Event) -> None:
         await self._inbox.send(event)
+
+    async def _say_of_stages(self, message: stages.StageAnswer) -> None:
+        await self._hear(participation.StageSaid(message))
 
     async def _hear_worker(self, report: supervisor.Report) -> None:
         match report:
@@ -322,16 +345,22 @@ class Member:
             case _:
                 self._on_edges(action)
 
-    def _on_edges(self, action: participation.OnEdges | participation.Stage) -> None:
-        if isinstance(action, participation.Stage):
-            self._refuse_stage(action.order)
-        else:
-            self._provision(action)
-
-    def _provision(
-        self,
-        action: participation.OnEdges,
+    def _on_edges(
+        self, action: participation.OnEdges | participation.OfferStages | participation.Stage
     ) -> None:
+        match action:
+            case participation.OfferStages(session=session, coordinator=coordinator):
+                facts = self.link_facts()
+                path = "" if facts is None else facts.remote
+                self.stages.begin(
+                    stage_host.Session(session.federation, session.epoch, coordinator, path)
+                )
+            case participation.Stage(order=order):
+                self.stages.carry_out(order)
+            case _:
+                self._provision(action)
+
+    def _provision(self, action: participation.OnEdges) -> None:
         asked = isinstance(action, participation.Provide | participation.Withdraw)
         if asked and self.provisioner.backlog() > MAX_WAITING_FOR_EDGES:
             self._count("edges_too_fast", "")
@@ -346,6 +375,7 @@ class Member:
                 self.provisioner.feed(provision.Dropped(reason))
             case participation.ForgetEdges():
                 self.provisioner.feed(provision.LinkGone())
+                self.stages.end()
 
     # ---- the link ----
 
@@ -366,7 +396,7 @@ class Member:
             self._call.hang_up(reason)
 
     def _redial(self, action: participation.Redial) -> None:
-        delay = action.delay_s * (1 - JITTER * self._draw())
+        delay = action.delay_s * (1 - JITTER * chance())
         self.redial_at = trio.current_time() + delay
         self._timers.arm(ArmTimer(participation.REDIAL, delay))
         where = ", ".join(action.target.addresses)
@@ -477,22 +507,6 @@ class Member:
                 round=asked.round,
                 attempt=asked.attempt,
                 signature=signature.hex(),
-            )
-        )
-
-    # ---- stages ----
-
-    def _refuse_stage(self, order: stages.StageOrder) -> None:
-        self._say(
-            stages.StageRefused(
-                federation=order.federation,
-                epoch=order.epoch,
-                run=order.run,
-                run_epoch=order.run_epoch,
-                stage=order.stage,
-                field="inference",
-                have="this node hosts no stages",
-                want="a node that does",
             )
         )
 

@@ -394,7 +394,7 @@ class DropEdges(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetEdges(msgspec.Struct, frozen=True, tag=True):
-    """The link of the pair is gone."""
+    """The link of the pair and of every stage is gone."""
 
 
 class Remember(msgspec.Struct, frozen=True, tag=True):
@@ -410,6 +410,13 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
+class OfferStages(msgspec.Struct, frozen=True, tag=True):
+    """Stages may be hosted in this session: say what this node can hold."""
+
+    session: Session
+    coordinator: NodeId
+
+
 class Stage(msgspec.Struct, frozen=True, tag=True):
     """The coordinator asks something of a stage on this node; the session is the one there is."""
 
@@ -422,7 +429,16 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 
 OnEdges: TypeAlias = Provide | Withdraw | DropEdges | ForgetEdges
 Local: TypeAlias = (
-    RunWorker | Order | EndWorker | Count | Stage | ArmTimer | CancelTimer | Finish | OnEdges
+    RunWorker
+    | Order
+    | EndWorker
+    | Count
+    | OfferStages
+    | Stage
+    | ArmTimer
+    | CancelTimer
+    | Finish
+    | OnEdges
 )
 """What is done within this process."""
 
@@ -607,7 +623,8 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
     joined = Joined(target, joining.call, session, failures=joining.failures)
     worker, ordered = _closing(_for_terms(state.worker, terms), state.me, welcome.last)
     run = () if worker_terms(state.worker) == terms else (RunWorker(terms),)
-    first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target))
+    offer = OfferStages(session, target.node)
+    first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target), offer)
     return replace(state, worker=worker, membership=joined), (*first, *run, *ordered)
 
 

@@ -118,6 +118,10 @@ class Provisioner:
                     case _:
                         raise WorkerFault(f"slot {slot} of edge {signal.edge} is not the worker's")
 
+    def edges(self) -> tuple[EdgeId, ...]:
+        """Those that end on this node."""
+        return tuple(edge for pair in self._held for edge in pair)
+
     def ends(self) -> tuple[tuple[RxEnd | TxEnd, int], ...]:
         """The ends there are, each with the payload bytes it has moved, for status."""
         return tuple(

@@ -21,8 +21,10 @@ from lensemble.wire.stages import (
     FromEdge,
     StageAnswer,
     StageFault,
+    StageLook,
     StageOpen,
     StageOpened,
+    StageOrder,
     StageProgress,
     StageProvision,
     StageReady,
@@ -41,6 +43,22 @@ def edges(order: StageProvision) -> tuple[EdgeId, ...]:
     """The edges that end at the stage of ``order``, that of its weights last."""
     weights = (order.source.edge.edge,) if isinstance(order.source, FromEdge) else ()
     return (order.inbound.edge, order.outbound.edge, *weights)
+
+
+def fence(order: StageOrder) -> dict[str, Any]:
+    """Whose word it is that answers ``order``."""
+    return {
+        "federation": order.federation,
+        "epoch": order.epoch,
+        "run": order.run,
+        "run_epoch": order.run_epoch,
+        "stage": order.stage,
+    }
+
+
+def concerns(told: StageOrder, order: StageProvision) -> bool:
+    """Whether ``told`` is about the stage of ``order``, in the same run."""
+    return (told.run_epoch, told.stage) == (order.run_epoch, order.stage)
 
 
 # ---- states ----
@@ -106,6 +124,12 @@ class Provide(msgspec.Struct, frozen=True, tag=True):
 
 class Open(msgspec.Struct, frozen=True, tag=True):
     order: StageOpen
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """For a stage that is not here; the rim answers for one that is."""
+
+    order: StageLook
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
@@ -174,7 +198,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 OfStage: TypeAlias = Leased | Registered | Said | Opened | Faulted | WorkerEnded | Stopped
 """What becomes of one plan's stage."""
 
-Event: TypeAlias = Provide | Open | Withdraw | LinkGone | OfStage
+FromCoordinator: TypeAlias = Provide | Open | Look | Withdraw | LinkGone
+Event: TypeAlias = FromCoordinator | OfStage
 
 # ---- actions ----
 
@@ -221,14 +246,8 @@ Action: TypeAlias = Lease | Host | OpenEdge | Stop | GiveBack | Say
 
 def transition(state: State, event: Event) -> Step[State, Action]:
     match event:
-        case Provide(order):
-            return _provide(state, order)
-        case Open(order):
-            return _open(state, order)
-        case Withdraw(order):
-            return _withdraw(state, order)
-        case LinkGone():
-            return _lose_link(state)
+        case Provide() | Open() | Look() | Withdraw() | LinkGone():
+            return _asked(state, event)
         case _ if isinstance(state, Vacant) or event.run_epoch != state.order.run_epoch:
             # The last words of what is gone.
             return state, ()
@@ -241,6 +260,20 @@ def transition(state: State, event: Event) -> Step[State, Action]:
 
 
 # ---- what the coordinator asks for ----
+
+
+def _asked(state: State, event: FromCoordinator) -> Step[State, Action]:
+    match event:
+        case Provide(order):
+            return _provide(state, order)
+        case Open(order):
+            return _open(state, order)
+        case Look(order):
+            return state, (Say(_absent(order)),)
+        case Withdraw(order):
+            return _withdraw(state, order)
+        case LinkGone():
+            return _lose_link(state)
 
 
 def _provide(state: State, order: StageProvision) -> Step[State, Action]:
@@ -269,22 +302,17 @@ def _newest(state: State) -> tuple[int, str]:
 
 
 def _open(state: State, order: StageOpen) -> Step[State, Action]:
-    if isinstance(state, Vacant | Draining) or not _concerns(order, state.order):
-        have = "no such stage of this run is here"
-        return state, (Say(_refused(order, "run", have, f"plan {order.run_epoch}")),)
+    if isinstance(state, Vacant | Draining) or not concerns(order, state.order):
+        return state, (Say(_absent(order)),)
     match state:
         case ReadyToOpen(of):
-            opening = StageProgress(**_fence(of), phase="opening", done=0, total=1)
+            opening = StageProgress(**fence(of), phase="opening", done=0, total=1)
             return Opening(of), (Say(opening), OpenEdge(of))
         case Opening() | Live():
             return state, ()
         case _:
             have = "the stage is not ready"
             return state, (Say(_refused(order, "phase", have, "to be opened")),)
-
-
-def _concerns(told: StageOpen | StageTeardown, order: StageProvision) -> bool:
-    return (told.run_epoch, told.stage) == (order.run_epoch, order.stage)
 
 
 def _withdraw(state: State, told: StageTeardown) -> Step[State, Action]:
@@ -330,7 +358,7 @@ def _progress(
         case Hosting(), Registered():
             return _when_hosted(replace(state, registered=True))
         case Opening(order), Opened():
-            return Live(order), (Say(StageOpened(**_fence(order))),)
+            return Live(order), (Say(StageOpened(**fence(order))),)
         case ((Hosting() | ReadyToOpen() | Opening() | Live()), Said()):
             return _said(state, event)
         case _:
@@ -340,13 +368,11 @@ def _progress(
 def _said(state: Hosting | ReadyToOpen | Opening | Live, event: Said) -> Step[State, Action]:
     match state, event.signal:
         case Hosting(order), stage_signals.Advanced(phase=phase, done=done, total=total):
-            return state, (
-                Say(StageProgress(**_fence(order), phase=phase, done=done, total=total)),
-            )
+            return state, (Say(StageProgress(**fence(order), phase=phase, done=done, total=total)),)
         case Hosting(order), stage_signals.Wants(ranges=ranges) if (
             isinstance(order.source, FromEdge) and state.registered
         ):
-            return state, (Say(StageWants(**_fence(order), ranges=ranges)),)
+            return state, (Say(StageWants(**fence(order), ranges=ranges)),)
         case Hosting(missing=missing), signals.Attached(edge=edge):
             return _when_hosted(replace(state, missing=tuple(e for e in missing if e != edge)))
         case Hosting(hosted=None), stage_signals.Hosted():
@@ -369,7 +395,7 @@ def _when_hosted(state: Hosting) -> Step[State, Action]:
     if not state.registered or state.missing or state.hosted is None:
         return state, ()
     ready = StageReady(
-        **_fence(state.order),
+        **fence(state.order),
         weights_bytes=state.hosted.weights_bytes,
         resident_bytes=state.hosted.resident_bytes,
         fetched_bytes=state.hosted.fetched_bytes,
@@ -383,7 +409,7 @@ def _when_hosted(state: Hosting) -> Step[State, Action]:
 
 def _fail(state: Active, event: Faulted | WorkerEnded) -> Step[State, Action]:
     fault = StageFault(
-        **_fence(state.order),
+        **fence(state.order),
         code=event.code[:64],
         reason=sentence(event.reason),
         remediation=sentence(event.remediation),
@@ -429,20 +455,15 @@ def _when_drained(state: Draining) -> Step[State, Action]:
 # ---- what is said ----
 
 
-def _fence(order: StageProvision | StageOpen | StageTeardown) -> dict[str, Any]:
-    return {
-        "federation": order.federation,
-        "epoch": order.epoch,
-        "run": order.run,
-        "run_epoch": order.run_epoch,
-        "stage": order.stage,
-    }
+def _absent(order: StageOpen | StageLook) -> StageRefused:
+    have = "no such stage of this run is here"
+    return _refused(order, "run", have, f"stage {order.stage} of plan {order.run_epoch}")
 
 
-def _refused(order: StageProvision | StageOpen, field: str, have: str, want: str) -> StageRefused:
-    return StageRefused(**_fence(order), field=field, have=have, want=want)
+def _refused(order: StageOrder, field: str, have: str, want: str) -> StageRefused:
+    return StageRefused(**fence(order), field=field, have=have, want=want)
 
 
 def _torn_down(told: StageTeardown, complaint: str = "") -> StageTornDown:
     outcome: Literal["clean", "faulted"] = "faulted" if complaint else "clean"
-    return StageTornDown(**_fence(told), outcome=outcome, reason=sentence(complaint))
+    return StageTornDown(**fence(told), outcome=outcome, reason=sentence(complaint))

@@ -1,10 +1,12 @@
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lensemble.errors import ResidencyViolation
-from lensemble.wire import codec, messages
+from lensemble.wire import codec, messages, stages
 from lensemble_node import egress
 from tests.node.node_play import FEDERATION, ROOT, round_open
 
@@ -20,6 +22,7 @@ KINDS = (
     messages.Update,
     messages.UnmaskAnswer,
     messages.Fault,
+    *get_args(stages.StageAnswer),
 )
 
 
@@ -52,16 +55,27 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "shares": st.binary(max_size=1 << 13),
     "sealed": st.lists(st.binary(min_size=92, max_size=92), max_size=128).map(tuple),
     "edges": st.lists(counts, max_size=256).map(tuple),
-    "phase": st.sampled_from(["fetching", "training", "sent"]),
+    "phase": st.just("fetching"),
     "reused": st.booleans(),
     "l2_norm": st.none() | st.floats(allow_nan=False),
     "loss": st.none() | st.floats(allow_nan=False),
     "epsilon": st.none() | st.floats(0.0, allow_nan=False),
     "digest": hashes,
     "dataset_root": hashes,
+    "run": st.text("0123456789abcdef", min_size=16, max_size=16),
+    "stage": st.integers(0, 63),
+    "weights": st.sampled_from(["float32", "quantised"]),
+    "addresses": st.lists(st.text(max_size=64), max_size=8).map(tuple),
+    "seconds": st.floats(0.0, allow_nan=False),
+    "ranges": st.lists(st.tuples(counts, counts), max_size=400).map(tuple),
+    "recent": st.lists(st.tuples(counts, counts), max_size=64).map(tuple),
+    "stderr": st.lists(sentences, max_size=200).map(tuple),
+    "outcome": st.sampled_from(["clean", "faulted"]),
+    "have": sentences,
+    "want": sentences,
     "reason": sentences,
     "remediation": sentences,
-    **dict.fromkeys(("build", "name", "code"), st.text(max_size=64)),
+    **dict.fromkeys(("build", "name", "code", "field", "device", "engine"), st.text(max_size=64)),
 }
 
 
@@ -110,6 +124,39 @@ def test_a_subclass_does_not_pass_for_its_parent() -> None:
     laden = Laden(**{**msgspec.structs.asdict(progress()), "payload": b"x" * 10})
     with pytest.raises(ResidencyViolation):
         egress.permit(laden)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stderr": ("x",) * (stages.STDERR_LINES + 1)},
+        {"stderr": ("x" * (egress.MAX_TEXT + 1),)},
+        {"stderr": (b"x",)},
+        {"stderr": ((1, 2),)},
+        {"reason": ("x",)},
+    ],
+)
+def test_lines_leave_in_a_stage_fault_only_and_no_more_than_are_due(
+    changes: dict[str, object],
+) -> None:
+    fault = stages.StageFault(
+        federation=FEDERATION, epoch=1, run="a" * 16, run_epoch=1, stage=0, code="x", reason="y"
+    )
+    assert egress.permit(msgspec.structs.replace(fault, stderr=("z" * 500,) * 200))
+    with pytest.raises(ResidencyViolation):
+        egress.permit(msgspec.structs.replace(fault, **changes))
+
+
+@pytest.mark.parametrize(
+    "ranges", [((1,),), ((1, 2, 3),), ((1, 2.0),), ((1, b"x"),), ((0, 1),) * 4097, ([1, 2],)]
+)
+def test_pairs_leave_as_pairs_of_integers_only(ranges: object) -> None:
+    wants = stages.StageWants(
+        federation=FEDERATION, epoch=1, run="a" * 16, run_epoch=1, stage=0, ranges=((0, 1),) * 4096
+    )
+    assert egress.permit(wants)
+    with pytest.raises(ResidencyViolation):
+        egress.permit(msgspec.structs.replace(wants, ranges=ranges))
 
 
 def test_norms_may_leave_where_they_belong() -> None:

@@ -1,0 +1,260 @@
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from lensemble.ids import NodeId
+from lensemble.transport.endpoint import EndpointSettings
+from lensemble.transport.ends import TxEnd
+from lensemble.transport.memory_driver import MemoryNetwork
+from lensemble.wire import stages
+from lensemble_node import stage
+from tests.node.scripted import COORDINATOR, PATIENCE_S, QUICK
+from tests.node.stage_play import weights
+from tests.node.staged import Floor, Node, Run, floor
+
+
+@asynccontextmanager
+async def memory_floor(directory: Path) -> AsyncIterator[Floor]:
+    network, pace = MemoryNetwork(), EndpointSettings(QUICK)
+    driver = network.driver(COORDINATOR, pace)
+    async with floor(directory, driver, lambda who: network.driver(who.node, pace)) as made:
+        made.network = network
+        yield made
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def pid_of(node: Node, run: Run) -> int:
+    process = node.host.hosted[run.run].process
+    assert process is not None
+    return process.pid
+
+
+def leased(node: Node) -> int:
+    return node.serving.member.provisioner._leases.arena.leased_bytes()
+
+
+async def vacant(node: Node) -> None:
+    """Wait until nothing of any run is held."""
+    with trio.fail_after(PATIENCE_S):
+        while node.host.hosted:
+            await node.host.changed.wait()
+    assert leased(node) == 0
+
+
+async def test_one_stage_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        assert (node.inventory.memory_bytes, node.inventory.engine) == (1 << 30, "scripted")
+        assert node.inventory.taken_bytes == 0
+        run = await f.run(node)
+        [ready] = await run.provision()
+        assert ready.resident_bytes == 1 << 20
+        assert (await node.hear(stages.Inventory)).taken_bytes > 0
+        await run.open()
+        assert [await run.ask(n, 1) for n in range(5)] == [1, 2, 3, 4, 5]
+        seen = await run.look(0)
+        assert (seen.computed, seen.held) == (5, 0)
+        assert [step for step, _ in seen.recent] == [1, 2, 3, 4, 5]
+        pid = pid_of(node, run)
+        [torn_down] = await run.tear_down()
+        assert torn_down.outcome == "clean"
+        assert gone(pid)
+        await vacant(node)
+
+
+async def test_two_nodes_compute_one_after_the_other_over_a_link_of_their_own(
+    tmp_path: Path,
+) -> None:
+    async with memory_floor(tmp_path) as f:
+        one, other = await f.node(), await f.node()
+        # Runs in both directions at once: both nodes dial each other.
+        there, back = await f.run(one, other, number=1), await f.run(other, one, number=2)
+        await there.provision()
+        await back.provision()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(there.open)
+            nursery.start_soon(back.open)
+        assert [await there.ask(n, 2) for n in range(3)] == [2, 3, 4]
+        assert [await back.ask(n, 3) for n in range(3)] == [3, 4, 5]
+        for run in (there, back):
+            assert {answer.outcome for answer in await run.tear_down()} == {"clean"}
+        await vacant(one)
+        await vacant(other)
+
+
+async def test_a_killed_worker_is_said_within_two_seconds_with_its_log(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        one, other = await f.node(), await f.node()
+        run, bystander = await f.run(one, other), await f.run(one, number=2)
+        await run.start()
+        await bystander.start()
+        pid = pid_of(one, run)
+        with trio.fail_after(2):
+            os.kill(pid, signal.SIGKILL)
+            fault = await one.hear(stages.StageFault)
+        assert (fault.run, fault.code) == (run.run, "worker_fault")
+        assert f"(pid {pid}) was killed by SIGKILL" in fault.reason
+        assert fault.stderr == ("hosting 0:1",)
+        symptom = await other.hear(stages.StageFault)
+        assert symptom.code == "upstream_lost"
+        assert await bystander.ask(4, 5) == 9
+        assert {answer.outcome for answer in await run.tear_down()} == {"clean"}
+        again = await f.run(one, other, number=3)
+        assert await (await again.start()).ask(1, 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "words"),
+    [
+        ("fails", "weights_short", "bodies kept ending early"),
+        ("garbage", "worker_fault", "not the stage protocol"),
+    ],
+)
+async def test_a_worker_that_cannot_go_on_is_a_fault_by_name(
+    tmp_path: Path, place: str, code: str, words: str
+) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        run = await f.run(node, place=place)
+        await run.say(lambda order: order)
+        fault = await node.hear(stages.StageFault)
+        assert fault.code == code
+        assert words in fault.reason
+        assert fault.stderr[0] == "hosting 0:2"
+        assert (await run.tear_down())[0].outcome == "clean"
+        await vacant(node)
+
+
+async def test_a_slot_that_is_not_the_workers_ends_its_stage_and_not_the_daemon(
+    tmp_path: Path,
+) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        run = await f.run(node, place="liar")
+        await run.start()
+        slot = await run.tx.acquire()
+        run.tx.filled(slot, 8)
+        fault = await node.hear(stages.StageFault)
+        assert fault.code == "worker_fault"
+        await run.tear_down()
+        assert await (await (await f.run(node, number=2)).start()).ask(7) == 7
+
+
+async def test_a_worker_that_does_not_stop_is_killed_and_the_teardown_says_so(
+    tmp_path: Path,
+) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        run = await f.run(node, place="stubborn")
+        await run.start()
+        pid = pid_of(node, run)
+        [torn_down] = await run.tear_down()
+        assert torn_down.outcome == "faulted"
+        assert "did not stop" in torn_down.reason
+        assert gone(pid)
+
+
+async def test_weights_come_over_an_edge_of_their_own(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        source = weights(node=node.node)
+        run = await f.run(node, source=source)
+        await run.say(lambda order: order)
+        wants = await node.hear(stages.StageWants)
+        assert wants.ranges == ((0, 100), (500, 100))
+        tx = TxEnd(source.edge, await f.leases.lease(source.edge), f.driver)
+        await f.nursery.start(tx.serve)
+        for offset, length in wants.ranges:
+            slot = await tx.acquire()
+            tx.region.slot(slot)[:8] = offset.to_bytes(8, "little")
+            tx.filled(slot, 8 + length)
+        await tx.finished()
+        ready = await node.hear(stages.StageReady)
+        assert ready.fetched_bytes == 200
+        await run.open()
+        assert await run.ask(2, 2) == 4
+
+
+async def test_a_lost_coordinator_frees_every_stage_at_once(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        one, other = await f.node(), await f.node()
+        runs = [await f.run(one, other, number=1), await f.run(one, number=2, place="stubborn")]
+        for run in runs:
+            await run.start()
+        pids = [pid_of(one, run) for run in runs]
+        f.network.cut(COORDINATOR, one.node)
+        with trio.fail_after(2):
+            await vacant(one)
+        assert all(map(gone, pids))
+        await f.welcome(one, epoch=9)
+        assert one.inventory.taken_bytes == 0
+        assert one.inventory.epoch == 9
+        # Nothing of the runs is said in the next session, and the next run works.
+        assert await (await (await f.run(one, number=3)).start()).ask(3, 4) == 7
+        assert not any(isinstance(m, stages.StageFault) for m in one.session.heard)
+
+
+async def test_a_stopped_daemon_leaves_no_worker(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        ready, early = await f.run(node), await f.run(node, number=2, place="never")
+        await ready.start()
+        await early.say(lambda order: order)
+        await node.hear(stages.StageProgress, run=early.run, phase="fetching")
+        pids = [pid_of(node, ready), pid_of(node, early)]
+        await node.stop()
+        assert all(map(gone, pids))
+
+
+async def test_a_newer_plan_replaces_the_older_and_an_older_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        first = await f.run(node)
+        await first.start()
+        pid = pid_of(node, first)
+        newer = await f.run(node, run_epoch=2)
+        newer.tx.close()
+        await newer.provision()
+        assert gone(pid)
+        assert isinstance(node.host.state(first.run), stage.ReadyToOpen)
+        await first.say(lambda order: order)
+        refused = await node.hear(stages.StageRefused)
+        assert (refused.field, refused.want) == ("run_epoch", "plan 1")
+
+
+async def test_an_edge_that_ends_here_already_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        run = await (await f.run(node)).start()
+        twin = msgspec.structs.replace(run.orders[0], run="f" * 16)
+        await node.session.say(twin)
+        refused = await node.hear(stages.StageRefused, run=twin.run)
+        assert refused.field == "edges"
+        assert await run.ask(5) == 5
+
+
+async def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        stranger = f.network.driver(NodeId("7" * 64), EndpointSettings(QUICK))
+        await f.nursery.start(stranger.run)
+        link = await stranger.dial(f.network.address(node.node))
+        with trio.fail_after(PATIENCE_S):
+            await link.lost.wait()
+        assert "takes calls only from nodes" in link.lost_reason()
+        assert node.serving.member.refused["uninvited"] == 1
