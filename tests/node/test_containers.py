@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from lensemble.errors import DatasetError
 from lensemble.workload import Normalize
+from lensemble_node.worker.training.containers import stored
 from lensemble_node.worker.training.containers.blocks import Blocks
 from lensemble_node.worker.training.dataset import DataSource, open_dataset
 from tests.node import recordings
@@ -494,6 +496,51 @@ def test_a_zarr_group_of_another_layout_is_refused(tmp_path: Path) -> None:
     path = recordings.zarr_group(tmp_path / "d", recordings.recordings(LENGTHS))
     zarr.open_group(str(path), mode="r+")["meta/episode_ends"][:] = np.array([7, 11, 40])
     assert "episode 2 is rows 11 to 40" in refused(path)
+
+
+def _with_video(write: recordings.Writer, path: Path, made: list[Recording]) -> Path:
+    return (
+        write(path, made, video=True) if write.__name__.startswith("lerobot") else write(path, made)
+    )
+
+
+@pytest.mark.parametrize("layout", ["d4rl", "zarr2", "zarr3", "lerobot2", "lerobot3"])
+def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path, layout: str) -> None:
+    path = _with_video(WRITERS[layout], tmp_path / "d", recordings.recordings(LENGTHS))
+    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
+    keys = ("images.top",) if layout.startswith("lerobot") else ()
+    draw = np.random.Generator(np.random.Philox(17))
+    for _ in range(30):
+        file = files[draw.integers(len(files))]
+        whole = file.read_bytes()
+        raw = bytearray(whole)
+        raw[draw.integers(len(raw))] ^= 1 << int(draw.integers(0, 8))
+        file.write_bytes(raw)
+        with (
+            contextlib.suppress(DatasetError),
+            open_dataset(DataSource(path, image_keys=keys)) as data,
+        ):
+            data.commitment()
+            for index in range(len(data.lengths) if keys else 0):
+                data.images(index, 0, data.lengths[index] + 1)
+        file.write_bytes(whole)
+
+
+def test_a_length_beyond_the_rows_is_named_and_nothing_is_allocated(tmp_path: Path) -> None:
+    path = recordings.lerobot3(tmp_path / "d", recordings.recordings(LENGTHS))
+    rewritten(
+        path / "meta/episodes/chunk-000/file-000.parquet", {"length": pa.array([7, 4, 1 << 53])}
+    )
+    with open_dataset(DataSource(path), 0) as data:
+        data.checked(1)
+        with pytest.raises(DatasetError, match=r"episode 2 .*file-001.parquet has 9 rows"):
+            data.checked(2)
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra() -> None:
+    with pytest.raises(DatasetError, match="needs the package 'no_such_package'") as caught:
+        stored.optional("no_such_package.parquet", "lerobot", "d: a LeRobot data set")
+    assert "lensemble[lerobot]" in caught.value.remediation
 
 
 # ---- the note of a root ----

@@ -163,9 +163,9 @@ class LeRobot:
         rows = int(self._index.lengths[episode])
         path = self._index.data_path(episode)
         try:
-            held = self._parquet.rows(path)
-            if not self._index.packed and held != rows:
-                raise ValueError(f"{path.name} has {held} rows, meta/episodes says {rows}")
+            held, end = self._parquet.rows(path), int(self._index.firsts[episode]) + rows
+            if held < end or not (self._index.packed or held == end):
+                raise ValueError(f"{path.name} has {held} rows, meta/episodes says {end}")
             self._check_positions(episode, rows)
         except stored.DAMAGE as error:
             raise DatasetError(f"{self.named(episode)}: {error}", stored.AGAIN) from error

@@ -115,9 +115,9 @@ class Videos:
             container = self._av.open(str(path))
         except self._av.error.FFmpegError as error:
             raise OSError(f"{path.name}: {error}") from error
-        if not container.streams.video:
+        if not container.streams.video or container.streams.video[0].codec_context is None:
             container.close()
-            raise OSError(f"{path.name} holds no video")
+            raise OSError(f"{path.name} holds no video that can be decoded")
         container.streams.video[0].codec_context.thread_count = 1
         self._open[path] = container
         if len(self._open) > MAX_OPEN_FILES:

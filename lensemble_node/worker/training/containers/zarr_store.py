@@ -3,6 +3,7 @@
 A directory or a ``.zip``, in zarr's format 2 or 3.  The last action of an episode leads nowhere.
 """
 
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -46,8 +47,7 @@ def open_zarr(path: Path) -> Container:
         if path.is_file():
             store = zarr.storage.ZipStore(path, mode="r")
         root = zarr.open_group(store, mode="r")
-        members = dict(root["data"].members(max_depth=None))
-        arrays = {key: item for key, item in members.items() if hasattr(item, "chunks")}
+        arrays = _arrays(root["data"])
         _check_blosc(path, {f"data/{key}": item for key, item in arrays.items()})
         _check_blosc(path, {"meta/episode_ends": root["meta/episode_ends"]})
         ends = np.asarray(root["meta/episode_ends"][:], dtype=np.int64)
@@ -67,6 +67,14 @@ def open_zarr(path: Path) -> Container:
     return found
 
 
+def _arrays(group: Any) -> dict[str, Any]:  # noqa: ANN401 - of an optional package
+    with warnings.catch_warnings():
+        # It warns of files that it does not know; what matters is what is read.
+        warnings.simplefilter("ignore")
+        members = dict(group.members(max_depth=None))
+    return {key: item for key, item in members.items() if hasattr(item, "chunks")}
+
+
 def _check_blosc(path: Path, arrays: dict[str, Any]) -> None:
     """That chunks compressed by Blosc are whole: it reads beyond the end of one that is not.
 
@@ -77,16 +85,19 @@ def _check_blosc(path: Path, arrays: dict[str, Any]) -> None:
     """
     for key, item in arrays.items():
         names = [type(codec).__name__.lower() for codec in item.compressors]
+        decoded = item.dtype.itemsize * int(np.prod(item.chunks, dtype=np.int64))
         if path.is_file() or item.shards or not any("blosc" in name for name in names):
             continue
         for file in (path / key).rglob("*"):
             if not file.is_file() or file.name in _METADATA:
                 continue
             with file.open("rb") as chunk:
-                size = int.from_bytes(chunk.read(_BLOSC_HEADER)[12:], "little")
-            if file.stat().st_size != max(size, _BLOSC_HEADER):
+                head = chunk.read(_BLOSC_HEADER)
+            size, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
+            if (size, packed) != (decoded, file.stat().st_size):
                 raise ValueError(
-                    f"{file.relative_to(path)} has {file.stat().st_size} bytes of {size}"
+                    f"{file.relative_to(path)} has {file.stat().st_size} bytes of {packed}, for "
+                    f"{size} of {decoded}"
                 )
 
 
