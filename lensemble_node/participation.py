@@ -36,6 +36,8 @@ BIND_TIMEOUT_S = 120.0
 
 REDIAL, JOIN, SETTLED, BIND = "redial", "join", "settled", "bind"
 MAX_SENTENCE = 500
+PAST = frozenset({"stale", "stale_epoch"})
+"""Codes of refusals of what was said too late."""
 
 
 class Me(msgspec.Struct, frozen=True):
@@ -769,6 +771,9 @@ def _say_in_session(state: State, message: stages.StageAnswer) -> tuple[Action, 
 def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State, Action]:
     session = joined.session
     match message:
+        case messages.Refused(code=code, reason=reason) if code in PAST:
+            # About what was said for an earlier attempt; the one in hand goes on.
+            return state, (Count("refused_by_coordinator", f"{code}: {reason}"),)
         case messages.Refused(code=code, reason=reason):
             after, actions = _feed(state, attempt.Turned(code, reason))
             return after, (Count("refused_by_coordinator", f"{code}: {reason}"), *actions)

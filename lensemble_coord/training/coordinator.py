@@ -396,14 +396,18 @@ class Rounds:
 
     # ---- updates ----
 
+    def elsewhere(self, round_index: int, attempt: int) -> str:
+        """Where the rounds are, if not at this attempt; empty if they are."""
+        ground = self.state.ground
+        if (round_index, attempt) == (ground.round, ground.attempt):
+            return ""
+        return f"the coordinator is at round {ground.round} attempt {ground.attempt}"
+
     def expects(self, node: NodeId, round_index: int, attempt: int) -> str:
         """Why an update of ``node`` for this attempt is not wanted; empty if it is."""
-        state, ground = self.state, self.state.ground
-        if (round_index, attempt) != (ground.round, ground.attempt):
-            return (
-                f"the update is of round {round_index} attempt {attempt}, the coordinator is at "
-                f"round {ground.round} attempt {ground.attempt}"
-            )
+        state = self.state
+        if where := self.elsewhere(round_index, attempt):
+            return f"the update is of round {round_index} attempt {attempt}, {where}"
         if not isinstance(state, outer_round.Collecting):
             return f"the round is {outer_round.public_state(state)}"
         if node not in outer_round.outstanding(state):

@@ -60,6 +60,8 @@ class Desk(Protocol):
 
     async def hear(self, event: outer_round.Event) -> None: ...
 
+    def elsewhere(self, round_index: int, attempt: int) -> str: ...
+
     def expects(self, node: NodeId, round_index: int, attempt: int) -> str: ...
 
     def keep(self, node: NodeId, spooled: SpoolFile) -> None: ...
@@ -294,11 +296,23 @@ class Session:
                     )
                 elif isinstance(message, messages.Leave):
                     return f"left: {message.reason}"
+                elif isinstance(message, fence.OfRound) and (
+                    where := desk.elsewhere(message.round, message.attempt)
+                ):
+                    self._refuse_stale(message, where)
                 elif isinstance(message, StageAnswer):
                     self.ground.peers.take(self.node, message)
                 else:
                     await self._take(message, desk)
         return self.activity.last_reason or "cut off"
+
+    def _refuse_stale(self, message: fence.OfRound, where: str) -> None:
+        """Count it, and say so unless it is progress, of which there is much."""
+        if isinstance(message, messages.Progress):
+            self.refused["stale"] += 1
+            return
+        kind, at = type(message).__name__, f"round {message.round} attempt {message.attempt}"
+        self.refuse("stale", f"a {kind} of {at}; {where}")
 
     async def _take(self, message: messages.FromNode, desk: Desk) -> None:
         match message:
@@ -427,7 +441,6 @@ class Session:
         self._broken.set()
 
     async def _keep_edges(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> None:
-        pause = EDGE_PAUSE_S
         while self.edge_faults < MAX_EDGE_FAULTS:
             self._broken, self._provisioned = trio.Event(), trio.Event()
             try:
@@ -442,8 +455,9 @@ class Session:
             # A node that knows why says so on its link meanwhile: its word is the better one.
             await trio.sleep(LAST_WORD_S)
             await desk.hear(outer_round.MemberLost(self.node, "edge_fault", reason))
-            await trio.sleep(pause)
-            pause = min(2 * pause, EDGE_PAUSE_MAX_S)
+            # Counted anew once a pair has carried a blob to its end.
+            doublings = min(max(self.edge_faults - 1, 0), MAX_EDGE_FAULTS)
+            await trio.sleep(min(EDGE_PAUSE_S * 2**doublings, EDGE_PAUSE_MAX_S))
         self._cut_off("edge_fault", f"{self.edge_faults} broken pairs of edges")
 
     async def _use_one_pair(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> str:

@@ -197,7 +197,7 @@ async def test_misbehaviour_is_refused_counted_and_moves_nothing(tmp_path: Path)
             await a.bind(opening)
             assert (await a.wait_for(messages.Refused)).code == "misplaced"
             await a.announce(other_round(opening), a.words(1))
-            assert (await a.wait_for(messages.Refused)).code == "misplaced"
+            assert (await a.wait_for(messages.Refused)).code == "stale"
             signature = await a.announce(opening, a.words(1))
             await a.announce(opening, a.words(2))
             assert (await a.wait_for(messages.Refused)).code == "duplicate"
