@@ -66,9 +66,10 @@ class Ground(msgspec.Struct, frozen=True):
 class Hosted:
     """What the stage of one plan has of this process."""
 
-    def __init__(self, order: stages.StageProvision, needed_bytes: int) -> None:
+    def __init__(self, order: stages.StageProvision) -> None:
         self.order = order
-        self.needed_bytes = needed_bytes
+        self.facts = stage_terms.facts_of(order)
+        self.needed_bytes = stage_terms.needed_bytes(order, self.facts)
         self.scope = trio.CancelScope()
         self.host = trio.Event()
         self.open = trio.Event()
@@ -89,7 +90,7 @@ class Hosted:
         return max(self.needed_bytes, 0 if self.loaded is None else self.loaded.resident_bytes)
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         """Chunks that have landed and are not consumed."""
         inbound = self.receiving.get(self.order.inbound.edge)
         return 0 if inbound is None else len(inbound.lent)
@@ -171,7 +172,7 @@ class StageHost:
             federation=session.federation,
             epoch=session.epoch,
             memory_bytes=self.memory_bytes,
-            taken_bytes=self._taken_bytes(),
+            taken_bytes=self.taken_bytes(),
             device=self._config.inference.device,
             engine=self.engine.name,
             weights="float32",
@@ -191,7 +192,7 @@ class StageHost:
             BUILD,
             self.engine.name,
             self.memory_bytes,
-            self._taken_bytes(but=order.run),
+            self.taken_bytes(but=order.run),
             reason=self.engine.reason,
         )
         against = stage_terms.objection(order, offer) or self._occupied(order)
@@ -221,7 +222,7 @@ class StageHost:
             stages.StageSeen(
                 **stage.fence(order),
                 computed=held.computed,
-                held=held.held,
+                held=held.waiting,
                 recent=tuple(held.recent),
             )
         )
@@ -292,8 +293,7 @@ class StageHost:
     # ---- a stage from its lease to its end ----
 
     def _lease(self, order: stages.StageProvision) -> None:
-        needed = stage_terms.needed_bytes(order, stage_terms.facts_of(order))
-        held = self.hosted[order.run] = Hosted(order, needed)
+        held = self.hosted[order.run] = Hosted(order)
         for node in self._neighbours(order):
             self.links.need(node)
         self._offer()
@@ -515,7 +515,8 @@ class StageHost:
 
     # ---- what is offered ----
 
-    def _taken_bytes(self, but: str = "") -> int:
+    def taken_bytes(self, but: str = "") -> int:
+        """By the stages here, except that of the run ``but``."""
         return sum(held.taken_bytes for run, held in self.hosted.items() if run != but)
 
     def _offer(self) -> None:

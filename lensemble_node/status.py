@@ -8,8 +8,9 @@ import trio
 from lensemble.ctl import replies
 from lensemble.transport.ends import RxEnd, TxEnd
 from lensemble.version import VERSION
-from lensemble_node import attempt, participation
+from lensemble_node import attempt, participation, stage
 from lensemble_node.participant import Member
+from lensemble_node.stage_host import StageHost
 
 _PAGE_BYTES = 4096
 
@@ -40,6 +41,8 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         privacy=_privacy(member),
         edges=tuple(_edge(end, moved) for end, moved in member.provisioner.ends()),
         leased_bytes=member.provisioner.leased_bytes,
+        hosting=_hosting(member),
+        stages=tuple(_stage(member.stages, run) for run in sorted(member.stages.hosted)),
         refused=refused,
         field_use=member.field_use,
         drift=_drift(member),
@@ -233,6 +236,58 @@ def _edge(end: RxEnd | TxEnd, moved: int) -> replies.EdgeStatus:
         state="faulted" if end.fault else "ended" if end.over.is_set() else "live",
         bytes=moved,
         fault=end.fault or "",
+    )
+
+
+def _hosting(member: Member) -> replies.HostingStatus:
+    host, links = member.stages, member.links.links()
+    joined = isinstance(member.state.membership, participation.Joined)
+    return replies.HostingStatus(
+        memory_bytes=host.memory_bytes,
+        taken_bytes=host.taken_bytes(),
+        engine=host.engine.name,
+        device=member.config.inference.device,
+        reason=host.engine.reason or ("" if joined else "this node has joined no coordinator"),
+        links=tuple(link.peer for link in links),
+    )
+
+
+_PHASES: dict[type[stage.State], str] = {
+    stage.Leasing: "waiting for room",
+    stage.Hosting: "starting",
+    stage.ReadyToOpen: "ready",
+    stage.Opening: "opening",
+    stage.Live: "live",
+    stage.Draining: "ending",
+}
+
+
+def _stage(host: StageHost, run: str) -> replies.StageStatus:
+    held, state = host.hosted[run], host.state(run)
+    order, progress = held.order, held.progress
+    hosting = isinstance(state, stage.Hosting) and progress is not None
+    pid = 0 if held.process is None else held.process.pid
+    return replies.StageStatus(
+        run=run,
+        run_epoch=order.run_epoch,
+        stage=order.stage,
+        stages=order.stages,
+        model=held.facts.name,
+        first=order.first,
+        last=order.last,
+        phase=progress.phase if hosting and progress else _PHASES[type(state)],
+        since_s=trio.current_time() - held.since,
+        done=progress.done if hosting and progress else 0,
+        total=progress.total if hosting and progress else 0,
+        pid=pid or None,
+        bytes=held.taken_bytes,
+        rss_bytes=rss_bytes(str(pid)) if pid else 0,
+        ctx=order.ctx,
+        sessions=order.sessions,
+        computed=held.computed,
+        held=held.waiting,
+        refused=held.refused,
+        last_step_ms=held.recent[-1][1] / 1000 if held.recent else None,
     )
 
 

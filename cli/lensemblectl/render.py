@@ -143,12 +143,15 @@ def node(status: replies.NodeStatus) -> RenderableType:
                 ("privacy", _privacy(status.privacy)),
                 ("drift", "" if status.drift is None else words.drift_line(status.drift)),
                 ("shares", "loss and norms, in the clear" if status.shares_norms else ""),
+                ("hosts stages", _hosting(status.hosting)),
                 ("refused", words.counts(status.refused)),
             ]
         ),
         Text(),
         Text(_node_round(status.round), "bold"),
     ]
+    if status.stages:
+        parts += [Text(), _stages(status.stages)]
     parts += [Text(f"edge {edge.id}: {edge.fault}", "red") for edge in status.edges if edge.fault]
     parts += [Text(f"alert: {alert}", "bold red") for alert in status.alerts]
     return Group(*parts)
@@ -329,6 +332,38 @@ def _worker(worker: replies.WorkerStatus | None) -> str:
         words.size(worker.rss_bytes) if worker.rss_bytes else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _hosting(hosting: replies.HostingStatus | None) -> str:
+    if hosting is None or not hosting.memory_bytes:
+        return "" if hosting is None else f"none: {hosting.reason}" if hosting.reason else "none"
+    parts = [
+        f"{words.size(hosting.taken_bytes)} of {words.size(hosting.memory_bytes)} taken",
+        hosting.engine,
+        f"linked to {words.counted(len(hosting.links), 'node')}" if hosting.links else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _stages(stages: tuple[replies.StageStatus, ...]) -> Table:
+    table = listing(
+        "RUN", "STAGE", "LAYERS", "PHASE", "MEMORY", "CHUNKS", "STEP", "PID", "MODEL",
+        right=("STAGE", "MEMORY", "CHUNKS", "STEP", "PID"),
+    )  # fmt: skip
+    for each in stages:
+        far = f" {100 * each.done // each.total} %" if each.total else ""
+        table.add_row(
+            each.run,
+            f"{each.stage + 1}/{each.stages}",
+            f"{each.first}:{each.last}",
+            each.phase + far,
+            words.size(each.rss_bytes or each.bytes),
+            str(each.computed),
+            "" if each.last_step_ms is None else words.milliseconds(each.last_step_ms),
+            "" if each.pid is None else str(each.pid),
+            each.model,
+        )
+    return table
 
 
 def _privacy(privacy: replies.PrivacyStatus | None) -> str:

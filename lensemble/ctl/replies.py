@@ -127,7 +127,7 @@ class StageStatus(_Fact, frozen=True, kw_only=True):
     first: int
     last: int
     phase: str
-    """``waiting for memory``, ``starting``, ``fetching``, ..., ``ready``, ``live``, ``ending``."""
+    """``waiting for room``, ``starting``, ``fetching``, ..., ``ready``, ``live``, ``ending``."""
 
     since_s: float
     done: int = 0
@@ -157,7 +157,6 @@ class HostingStatus(_Fact, frozen=True, kw_only=True):
     reason: str = ""
     """Why it hosts nothing."""
 
-    addresses: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     """Nodes it has a link to."""
 

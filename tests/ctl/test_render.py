@@ -57,6 +57,32 @@ def test_nobody_has_joined() -> None:
     assert "`lensemblectl invite` makes a ticket" in text
 
 
+def test_a_node_lists_its_stages_and_what_it_offers() -> None:
+    stages = (
+        replies.StageStatus(
+            run="0123456789abcdef", run_epoch=1, stage=0, stages=2, model="SmolLM2-135M", first=0,
+            last=15, phase="live", since_s=9, pid=4711, bytes=10**9, rss_bytes=312_000_000, ctx=512,
+            sessions=1, computed=1234, last_step_ms=31.4,
+        ),
+        replies.StageStatus(
+            run="fedcba9876543210", run_epoch=1, stage=1, stages=2, model="SmolLM2-135M", first=15,
+            last=30, phase="fetching", since_s=1, done=42, total=100, bytes=400_000_000,
+        ),
+    )  # fmt: skip
+    hosting = replies.HostingStatus(
+        memory_bytes=8 * 10**9, taken_bytes=10**9, engine="tinygrad 0.14.0 CPU", links=("b" * 64,)
+    )
+    text = printed(render.node(replace(NODE, hosting=hosting, stages=stages)), 90)
+    for part in [
+        "1 GB of 8 GB taken, tinygrad 0.14.0 CPU, linked to 1 node",
+        "0123456789abcdef    1/2  0:15    live           312 MB    1234  31 ms  4711  SmolLM2-135M",
+        "fetching 42 %",
+    ]:
+        assert part in text
+    none = replies.HostingStatus(memory_bytes=0, taken_bytes=0, reason="no C compiler")
+    assert "none: no C compiler" in printed(render.node(replace(NODE, hosting=none)), 90)
+
+
 def test_a_node_says_whom_it_dials_why_and_when_again() -> None:
     text = printed(render.node(NODE), 120)
     for part in [
