@@ -1,6 +1,8 @@
 """``lensemblectl``: the verbs, and the exit status of each outcome.
 
-0 done; 1 the outcome is a failure; 2 usage or configuration; 3 no daemon answers; 130 interrupted.
+0 done; 1 the outcome is a failure; 2 usage or configuration; 3 a model does not fit the nodes;
+4 it could not be provisioned, or its weights not be had; 5 its run faulted; 6 its teardown was not
+clean; 69 no daemon answers; 130 interrupted.
 """
 
 import sys
@@ -9,10 +11,32 @@ import typer
 
 from lensemble.ctl.client import DaemonUnreachable, Declined
 from lensemble.errors import LensembleError
-from lensemblectl.commands import checkpoint, data, privacy, programs, rounds, run, setup, status
-from lensemblectl.exits import FAILED, INTERRUPTED, OK, UNREACHABLE, USAGE, complain
+from lensemblectl.commands import (
+    asking,
+    checkpoint,
+    data,
+    model_runs,
+    placing,
+    privacy,
+    programs,
+    rounds,
+    run,
+    setup,
+    status,
+)
+from lensemblectl.exits import (
+    FAILED,
+    INFEASIBLE,
+    INTERRUPTED,
+    NOT_PROVISIONED,
+    OK,
+    UNREACHABLE,
+    USAGE,
+    complain,
+)
 
-USAGE_CODES = frozenset({"config", "malformed"})
+USAGE_CODES = frozenset({"config", "context_length_exceeded", "malformed"})
+MODEL_CODES = frozenset({"model_file", "unsupported_model"})
 
 # What every complaint about arguments derives from; typer exports only the most specific ones.
 MISUSE: type[Exception] = typer.BadParameter.mro()[2]
@@ -21,8 +45,9 @@ app = typer.Typer(
     name="lensemblectl",
     help="Ask and command the daemons of Lensemble on this machine.",
     epilog=(
-        "Exit status: 0 done, 1 the outcome is a failure, 2 usage or configuration, "
-        "3 no daemon answers, 130 interrupted."
+        "Exit status: 0 done, 1 the outcome is a failure, 2 usage or configuration, 3 a model does "
+        "not fit the nodes, 4 it could not be provisioned or its weights not be had, 5 its run "
+        "faulted, 6 its teardown was not clean, 69 no daemon answers, 130 interrupted."
     ),
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -30,9 +55,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-START, WORK, LOOK, FILES, TRY = (
+START, WORK, MODELS, LOOK, FILES, TRY = (
     "Setting up",
     "Working",
+    "Models over several nodes",
     "Looking",
     "Proof and files",
     "Trying out",
@@ -44,6 +70,14 @@ app.command("join", rich_help_panel=START)(setup.join)
 app.command("leave", rich_help_panel=START)(setup.leave)
 app.command("run", rich_help_panel=WORK)(run.run)
 app.command("abort", rich_help_panel=WORK)(run.abort)
+app.command("plan", rich_help_panel=MODELS)(placing.plan)
+app.command("provision", rich_help_panel=MODELS)(placing.provision)
+app.command("prompt", rich_help_panel=MODELS)(asking.prompt)
+app.command("chat", rich_help_panel=MODELS)(asking.chat)
+app.command("runs", rich_help_panel=MODELS)(model_runs.runs)
+app.command("inspect", rich_help_panel=MODELS)(model_runs.inspect)
+app.command("stop", rich_help_panel=MODELS)(model_runs.stop_run)
+app.command("teardown", rich_help_panel=MODELS)(model_runs.teardown)
 app.command("status", rich_help_panel=LOOK)(status.status)
 app.command("budget", rich_help_panel=LOOK)(privacy.budget)
 app.add_typer(privacy.plans, name="privacy", rich_help_panel=LOOK)
@@ -54,6 +88,7 @@ app.add_typer(checkpoint.verbs, name="checkpoint", rich_help_panel=FILES)
 app.command("verify", rich_help_panel=FILES)(programs.verify)
 app.add_typer(data.verbs, name="data", rich_help_panel=FILES)
 app.command("probe", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.probe)
+app.command("models", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.models)
 app.command("simulate", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.simulate)
 app.command("demo", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.demo)
 app.command("version", rich_help_panel=TRY)(programs.version)
@@ -83,10 +118,18 @@ def _status_for(error: LensembleError) -> int:
     match error:
         case DaemonUnreachable():
             return UNREACHABLE
-        case Declined() if error.reply.code not in USAGE_CODES:
-            return FAILED
+        case Declined():
+            return _status_of(error.reply.code)
         case _:
             return USAGE
+
+
+def _status_of(code: str) -> int:
+    if code in USAGE_CODES:
+        return USAGE
+    if code == "plan_infeasible":
+        return INFEASIBLE
+    return NOT_PROVISIONED if code in MODEL_CODES or code.startswith("weights") else FAILED
 
 
 def _misused(error: Exception) -> int:

@@ -196,7 +196,12 @@ def test_a_changed_file_without_digests_starts_again(tmp_path: Path) -> None:
     every = parts(old, nbytes=200_000, digests=False)
     with serving(old) as origin:
         origin.hold_after = 1_000_000
-        watch = replace(QUICK, should_stop=origin.held.is_set)
+        came = [0]
+        watch = replace(
+            QUICK,
+            progress=lambda _phase, done, _total: came.append(done),
+            should_stop=lambda: came[-1] >= 1_000_000,
+        )
         with pytest.raises(Stopped):
             fetch.fetch(order(tmp_path, old, every, origin.url), watch)
         origin.hold_after, origin.content, origin.etag = None, new, '"second"'
@@ -277,12 +282,15 @@ def test_what_a_crash_left_damaged_is_fetched_once_more(tmp_path: Path) -> None:
     whole = content(**sizes)
     every = parts(whole, **sizes)
     with serving(whole) as origin:
+        came = [0]
+        watch = replace(
+            QUICK,
+            progress=lambda _phase, done, _total: came.append(done),
+            should_stop=lambda: came[-1] > 500_000,
+        )
         origin.hold_after = 700_000
         with pytest.raises(Stopped):
-            fetch.fetch(
-                order(tmp_path, whole, every, origin.url),
-                replace(QUICK, should_stop=origin.held.is_set),
-            )
+            fetch.fetch(order(tmp_path, whole, every, origin.url), watch)
         origin.hold_after = None
         origin.go_on.set()
         (there,) = tmp_path.glob(f"*/{TENSORS}")
@@ -294,6 +302,7 @@ def test_what_a_crash_left_damaged_is_fetched_once_more(tmp_path: Path) -> None:
                 file.write(bytes([byte ^ 1]))
         got = fetch.fetch(order(tmp_path, whole, every, origin.url), QUICK)
         assert lies_there(got.path, whole, every)
+        assert got.fetched_bytes > 1_600_000 - 400_000, "the damaged beginning came again"
         got.close()
 
 

@@ -59,6 +59,14 @@ def probe(context: typer.Context) -> None:
     programs.become("lensemble_node.worker.training.probe", context.args)
 
 
+def models(context: typer.Context) -> None:
+    """The weights that lie on a node: models ls, models verify, models prune.
+
+    Example: lensemblectl models ls --config node.toml
+    """
+    programs.become("lensemble_node.worker.inference.models", context.args)
+
+
 def simulate(context: typer.Context) -> None:
     """Run a whole federation in one process, over an in-process network.
 
