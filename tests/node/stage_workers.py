@@ -81,8 +81,8 @@ class StageProcess:
             pass_fds=(self.arena.fd,),
             env=environment or stage_environment(cache_dir),
         )  # fmt: skip
-        self.inbound = self._lease(INBOUND)
-        self.outbound = self._lease(OUTBOUND)
+        self.inbound = self.lease(INBOUND)
+        self.outbound = self.lease(OUTBOUND)
         self.computed: list[stage_signals.Computed] = []
         self.refused: list[stage_signals.RefusedChunk] = []
         self.hosted: stage_signals.Hosted | None = None
@@ -90,7 +90,7 @@ class StageProcess:
         self._turn = itertools.cycle(range(slots))
         self._lines = bytearray()
 
-    def _lease(self, edge: EdgeId) -> Region:
+    def lease(self, edge: EdgeId) -> Region:
         region = self.arena.lease(EdgeSpec(edge, *_NODES, self.capacity, self.slots))
         assert region is not None
         return region
@@ -126,11 +126,11 @@ class StageProcess:
 
     def attachments(self) -> list[signals.Attach]:
         return [
-            self._attachment(INBOUND, "rx", self.inbound),
-            self._attachment(OUTBOUND, "tx", self.outbound),
+            self.attachment(INBOUND, "rx", self.inbound),
+            self.attachment(OUTBOUND, "tx", self.outbound),
         ]
 
-    def _attachment(
+    def attachment(
         self, edge: EdgeId, direction: Literal["rx", "tx"], region: Region
     ) -> signals.Attach:
         return signals.Attach(

@@ -6,9 +6,10 @@ Started by a node's daemon only, in the environment of ``lensemble_node.engine_e
 import argparse
 import os
 import sys
+from contextlib import suppress
 
 from lensemble.edge.arena import Arena
-from lensemble.errors import LensembleError
+from lensemble.errors import LensembleError, OutOfMemory
 from lensemble_node import signals, stage_signals
 from lensemble_node.worker import guard
 from lensemble_node.worker.port import DaemonGone, Port
@@ -38,7 +39,20 @@ def main() -> int:
         if not guard.is_out_of_memory(error):
             raise
         print(f"fatal: {error!r}", file=sys.stderr)  # noqa: T201  # its log is stderr
+        _say_no_memory(port, options.memory_bytes)
         return signals.EXIT_NO_MEMORY
+
+
+def _say_no_memory(port: Port[stage_signals.Command], limit: int) -> None:
+    bound = f" within {limit} bytes beside the arena" if limit else ""
+    with suppress(DaemonGone):
+        port.say(
+            stage_signals.StageFailed(
+                code=OutOfMemory.code,
+                message=f"the stage does not fit in memory{bound}",
+                remediation="Give the node more memory, or plan for less context or fewer layers.",
+            )
+        )
 
 
 def _work(options: argparse.Namespace, port: Port[stage_signals.Command]) -> int:
