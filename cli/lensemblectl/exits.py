@@ -3,13 +3,20 @@
 import os
 import sys
 from typing import NoReturn
+from unicodedata import category
 
 import typer
+
+_CONTROLS = frozenset({"Cc", "Cs"})
 
 OK = 0
 FAILED = 1
 USAGE = 2
-UNREACHABLE = 3
+INFEASIBLE = 3
+NOT_PROVISIONED = 4
+RUN_FAULTED = 5
+NOT_TORN_DOWN = 6
+UNREACHABLE = 69
 INTERRUPTED = 130
 
 
@@ -24,6 +31,11 @@ def complain(message: str, remedy: str = "") -> None:
 def printable(text: str) -> str:
     """``text`` with a blank for each line end and control character."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def shown(text: str) -> str:
+    """``text`` of a model: with its line ends, and a blank for every other control character."""
+    return "".join(c if c in "\n\t" or category(c) not in _CONTROLS else " " for c in text)
 
 
 def stop(status: int) -> NoReturn:

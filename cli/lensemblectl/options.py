@@ -11,7 +11,7 @@ from lensemble.ctl import replies, requests
 from lensemble.ctl.client import DEFAULT_TIMEOUT_S, Client
 from lensemble.version import VERSION
 from lensemblectl import places
-from lensemblectl.exits import printable, say
+from lensemblectl.exits import printable, say, shown
 
 Socket: TypeAlias = Annotated[
     Path | None,
@@ -42,7 +42,13 @@ class Listener(Client):
 
     def stream(self, request: requests.Request) -> Iterator[replies.Reply]:
         for reply in super().stream(request):
-            yield msgspec.convert(_printable(msgspec.to_builtins(reply)), type(reply))
+            if isinstance(reply, replies.TokenText):
+                yield msgspec.structs.replace(reply, text=shown(reply.text))
+                continue
+            clean = msgspec.convert(_printable(msgspec.to_builtins(reply)), type(reply))
+            if isinstance(reply, replies.Answered):
+                clean = msgspec.structs.replace(clean, text=shown(reply.text))
+            yield clean
 
 
 def _printable(tree: Any) -> Any:  # noqa: ANN401 - any JSON

@@ -11,6 +11,7 @@ import trio
 
 from lensemble.ctl import replies, requests, server
 from lensemble.errors import FaultToleranceExceeded, OperatorError
+from tests.ctl import scripted_models
 
 GREETING = replies.Greeting(daemon="coordinator", name="lab", version="0.1.0", ctl_version=1)
 NODE = "3f" * 32
@@ -105,8 +106,14 @@ def _events(count: int) -> list[replies.EventRow]:
     ]
 
 
-async def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
+def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
     """The script."""
+    if isinstance(request, requests.OfModels):
+        return scripted_models.answer(request)
+    return _answer(request)
+
+
+async def _answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
     match request:
         case requests.Status():
             yield STATUS

@@ -29,6 +29,9 @@ def init_coord(
     workload: Annotated[
         Path | None, typer.Option(help="Workload file; default: one is written.", exists=True)
     ] = None,
+    no_training: Annotated[
+        bool, typer.Option("--no-training", help="Only run models that nodes share; no workload.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a commented coord.toml and a workload.toml, and draw an identity.
@@ -37,10 +40,12 @@ def init_coord(
     """
     asked = [str(directory), "--name", name or _name_of(directory)]
     asked += ["--workload", str(workload)] if workload else []
+    asked += ["--no-training"] if no_training else []
     made = programs.ask("lensemble_coord.home", asked)
+    edit = " and ".join(made[part] for part in ("config", "workload") if made[part])
     _tell_made(
         made,
-        f"Edit {made['config']} and {made['workload']}, then: lensemble-coord {made['config']}",
+        f"Edit {edit}, then: lensemble-coord {made['config']}",
         json=json,
     )
 
@@ -50,6 +55,9 @@ def init_node(
     directory: Annotated[Path, typer.Argument(help="Directory to make.")],
     name: Annotated[str | None, typer.Option(help="Its name; default: of the directory.")] = None,
     data: Annotated[Path | None, typer.Option(help="HDF5 file of its trajectories.")] = None,
+    no_data: Annotated[
+        bool, typer.Option("--no-data", help="It only computes stages of models.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a commented node.toml, and draw an identity.
@@ -58,6 +66,7 @@ def init_node(
     """
     asked = ["init", str(directory), "--name", name or _name_of(directory)]
     asked += ["--data", str(data)] if data else []
+    asked += ["--no-data"] if no_data else []
     made = programs.ask("lensemble_node.home", asked)
     _tell_made(
         made,

@@ -1,0 +1,68 @@
+"""Sentences about models and their runs."""
+
+import sys
+
+from lensemble.ctl import replies
+from lensemblectl import words
+from lensemblectl.exits import complain, printable
+
+STDERR_SHOWN = 12
+"""Last lines of a worker that a complaint repeats; ``inspect --json`` has all."""
+
+
+def stage_line(stage: replies.RunStage) -> str:
+    """``stage 0, layers 0:15 on node-a: fetching 12 MB of 52 MB``."""
+    return f"stage {stage.index}, layers {layers(stage)} on {stage.name}: {doing(stage)}"
+
+
+def layers(stage: replies.RunStage | replies.PlannedStage) -> str:
+    return f"{stage.first}:{stage.last}"
+
+
+def doing(stage: replies.RunStage) -> str:
+    """What a stage does, and how far it is."""
+    if not stage.total:
+        return stage.phase
+    if stage.phase == "compiling":
+        return f"{stage.phase} {stage.done}/{stage.total}"
+    return f"{stage.phase} {words.size(stage.done)}/{words.size(stage.total)}"
+
+
+def started_line(run: replies.ModelRunStatus) -> str:
+    """A run that takes requests, or is on its way."""
+    on = ", ".join(f"{layers(stage)} on {stage.name}" for stage in run.stages)
+    took = f" in {words.duration(run.since_s)}" if run.takes_requests else ""
+    return f"run {run.run}: {run.model} {run.state}{took}, layers {on}"
+
+
+def over_line(run: replies.ModelRunStatus) -> str:
+    return f"run {run.run} {run.outcome}, teardown {run.teardown}"
+
+
+def answer_line(end: replies.Answered) -> str:
+    """What an answer took."""
+    parts = [
+        words.counted(end.completion_tokens, "token"),
+        f"prompt {end.prompt_tokens}",
+        "" if end.first_token_s is None else f"first after {words.duration(end.first_token_s)}",
+        "" if end.tokens_per_s is None else f"{end.tokens_per_s:.1f} tokens/s",
+        f"queued {words.duration(end.queued_s)}" if end.queued_s > 0.1 else "",
+    ]
+    return f"[{', '.join(part for part in parts if part)}; {end.finish}]"
+
+
+def where(fault: replies.FaultStatus) -> str:
+    """``stage 1 on node-b``."""
+    return "" if fault.stage is None else f"stage {fault.stage} on {fault.name or fault.node[:12]}"
+
+
+def fault_line(fault: replies.FaultStatus) -> str:
+    place = where(fault)
+    return f"{place}: {fault.reason}" if place else fault.reason
+
+
+def complain_of(run: str, fault: replies.FaultStatus) -> None:
+    """Say why a run ended, with the last words of the worker that did it."""
+    complain(f"run {run} faulted ({fault.code}): {fault_line(fault)}", fault.remediation)
+    for line in fault.stderr[-STDERR_SHOWN:]:
+        sys.stderr.write(f"  | {printable(line)}\n")

@@ -1,0 +1,108 @@
+"""The verbs about models, as a user runs them against a scripted coordinator."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.ctl.scripted_models import RUN
+from tests.ctl.test_cli import COMMAND, ENVIRONMENT, Here, ctl, daemon, here
+
+__all__ = ["daemon", "here"]
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["plan", "tiny.gguf"],
+        ["provision", "tiny.gguf"],
+        ["prompt", "hello"],
+        ["runs"],
+        ["inspect"],
+        ["teardown"],
+    ],
+)
+def test_every_verb_speaks_json(here: Here, verb: list[str]) -> None:
+    done = here(*verb, "--json")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("verb", "status", "part"),
+    [
+        (["plan", "tiny.gguf", "--ctx", "1000"], 3, "node-a needs 2 GB"),
+        (["provision", "tiny.gguf", "--ctx", "4"], 4, "not what it was"),
+        (["provision", "tiny.gguf", "--ctx", "5"], 4, "stage 1 on node-b: the worker was killed"),
+        (["prompt", "fault"], 5, "stage 1 on node-b"),
+        (["stop"], 6, "no word within 10 s from stage 1"),
+        (["prompt", "too long"], 2, "257 tokens"),
+        (["prompt", "x", "--run", "not hex"], 2, "malformed"),
+        (["inspect", "--socket", "/nowhere/ctl.sock"], 69, "no daemon"),
+    ],
+)
+def test_every_outcome_has_its_exit_status(
+    here: Here, verb: list[str], status: int, part: str
+) -> None:
+    done = here(*verb)
+    assert done.returncode == status, done
+    assert part in done.stderr or status == 2
+
+
+def test_last_words_of_a_worker_are_shown_without_escapes(here: Here) -> None:
+    done = here("provision", "tiny.gguf", "--ctx", "5")
+    assert "  | first word\n  | last" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+
+
+def test_a_provision_says_what_its_stages_do(here: Here) -> None:
+    done = here("provision", "tiny.gguf")
+    assert "stage 0, layers 0:2 on node-a: fetching 10 kB/50 kB" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"run {RUN}: tiny provisioned in 8.0 s")
+
+
+def test_an_answer_is_printed_as_it_is_but_for_escapes(here: Here) -> None:
+    done = here("prompt", "hello")
+    assert done.stdout == "Paris\n [31m🙂\n"
+    assert done.stderr == ""
+
+
+def test_tables_show_what_matters(here: Here) -> None:
+    plan = here("plan", "tiny.gguf").stdout
+    assert "node-c: 2 nodes are enough" in plan
+    assert "174 MB" in plan
+    runs = here("runs").stdout
+    assert RUN in runs
+    assert "faulted" in runs
+    shown = here("inspect").stdout
+    for part in ("12.5 tokens/s", "0.40 ms a hop", "151 MB", "decoding", "2:4"):
+        assert part in shown
+    over = here("inspect", RUN[:6]).stdout
+    assert "worker_fault: stage 1 on node-b" in over
+
+
+def test_a_chat_remembers_what_was_said(daemon: Path) -> None:
+    done = ctl("chat", "--json", cwd=daemon, said="hello\nfault\n")
+    assert done.returncode == 5
+    ends = [json.loads(line) for line in done.stdout.splitlines() if "finish" in line]
+    assert [each["finish"] for each in ends] == ["stop", "faulted"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "first"),
+    [(["prompt", "for ever"], "Par"), (["provision", "tiny.gguf", "--ctx", "130"], "stage 0")],
+)
+def test_ctrl_c_ends_it_with_130(daemon: Path, verb: list[str], first: str) -> None:
+    with subprocess.Popen(
+        [*COMMAND, *verb], cwd=daemon, env=ENVIRONMENT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        said = process.stdout.read(len(first))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert said == first
