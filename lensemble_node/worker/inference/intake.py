@@ -109,6 +109,11 @@ class Intake:
         return tuple((begin, end - begin) for begin, end in joined)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether ``ranges`` is empty; cheap enough to ask after every chunk."""
+        return not self._incoming
+
+    @property
     def waits_for_others(self) -> bool:
         """Whether tensors are missing that another worker of this node is fetching."""
         return any(

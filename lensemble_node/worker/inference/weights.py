@@ -56,7 +56,7 @@ def _take_in(intake: Intake, supply: Supply) -> None:
                 raise WeightsUnasked(f"a chunk of weights of {len(chunk)} bytes")
             offset = int.from_bytes(chunk[:OFFSET_BYTES], "little")
             intake.take(offset, chunk[OFFSET_BYTES:])
-            if not intake.ranges:
+            if intake.is_complete:
                 return
 
 
