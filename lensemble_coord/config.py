@@ -274,8 +274,12 @@ class CoordinatorConfig(Section):
         Path("state"),
         description="Identity key, ledger and checkpoints; one running daemon per directory.",
     )
-    workload: ConfigPath = Field(
-        Path("workload.toml"), description="What is trained: the terms every participant shares."
+    workload: OptionalPath = Field(
+        Path("workload.toml"),
+        description=(
+            "What is trained: the terms every participant shares; empty: this federation trains "
+            "nothing, and its nodes need no data."
+        ),
     )
     warm_start: OptionalPath = Field(
         None,
@@ -292,6 +296,11 @@ class CoordinatorConfig(Section):
     storage: StorageSection = StorageSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()
+
+    @property
+    def trains(self) -> bool:
+        """Whether rounds can be run."""
+        return self.workload is not None
 
     @property
     def socket_path(self) -> Path:

@@ -1,7 +1,5 @@
 """The coordinator daemon, from the state directory's lock to the control socket."""
 
-from pathlib import Path
-
 import msgspec
 import trio
 
@@ -10,7 +8,7 @@ from lensemble.config import load
 from lensemble.ctl import server
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.transport.driver import Driver
-from lensemble.workload import Workload
+from lensemble.workload import NoopTask, Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.ctl import Answers, routed
 from lensemble_coord.inference.answers import ModelAnswers
@@ -67,13 +65,17 @@ class Serving(msgspec.Struct, frozen=True):
             await changed.wait()
 
 
+NOTHING = Workload(name="none", task=NoopTask(parameters=1))
+"""Stands in the ledger of a federation that trains nothing; never trained."""
+
+
 def workload_of(config: CoordinatorConfig) -> Workload:
-    """The workload file of ``config``.
+    """The workload file of ``config``, or ``NOTHING``.
 
     Raises:
         ConfigError: it cannot be read, or is not a workload.
     """
-    return load(Path(config.workload), Workload)
+    return NOTHING if config.workload is None else load(config.workload, Workload)
 
 
 async def serve(

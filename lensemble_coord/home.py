@@ -24,11 +24,15 @@ WORKLOAD_TITLE = (
 SHIPPED = {"outer": {"lr": 0.7, "momentum": 0.5}}
 
 
-def create(directory: Path, name: str, workload: Path | None) -> dict[str, str]:
+def create(
+    directory: Path, name: str, workload: Path | None, *, trains: bool = True
+) -> dict[str, str]:
     """Lay out ``directory``; without ``workload`` the default one is written into it.
 
+    A federation that does not train has none.
+
     Returns:
-        What was made: directory, config, workload, node, socket.
+        What was made: directory, config, workload (empty: none), node, socket.
 
     Raises:
         ConfigError: the directory has a configuration, or the name or the workload is not valid.
@@ -36,19 +40,21 @@ def create(directory: Path, name: str, workload: Path | None) -> dict[str, str]:
     """
     given: dict[str, Any] = {"name": name}
     texts: dict[str, str] = {}
-    if workload is None:
+    made = str(workload or directory / WORKLOAD_NAME)
+    if not trains:
+        given["workload"] = made = ""
+    elif workload is None:
         texts[WORKLOAD_NAME] = commented(Workload, WORKLOAD_TITLE, SHIPPED)
     else:
         load(workload, Workload)
         given["workload"] = str(workload.absolute())
-    made = workload or directory / WORKLOAD_NAME
     config = validate(given, CoordinatorConfig, path=directory / CONFIG_NAME)
     texts[CONFIG_NAME] = commented(CoordinatorConfig, TITLE, given)
     who = home.lay_out(directory, texts)
     return {
         "directory": str(directory),
         "config": str(directory / CONFIG_NAME),
-        "workload": str(made),
+        "workload": made,
         "node": who.node,
         "socket": str(config.socket_path),
     }
@@ -59,10 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--workload", type=Path)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--workload", type=Path)
+    what.add_argument("--no-training", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        made = create(options.directory, options.name, options.workload)
+        trains = not options.no_training
+        made = create(options.directory, options.name, options.workload, trains=trains)
     except LensembleError as error:
         sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
         return EXIT_USAGE

@@ -174,13 +174,17 @@ def main(arguments: list[str] | None = None) -> int:
     init = verbs.add_parser("init")
     init.add_argument("directory", type=Path)
     init.add_argument("--name", required=True)
-    init.add_argument("--data", type=Path)
+    data = init.add_mutually_exclusive_group()
+    data.add_argument("--data", type=Path)
+    data.add_argument("--no-data", action="store_true")
     joining = verbs.add_parser("join")
     joining.add_argument("config", type=Path)
     options = parser.parse_args(arguments)
     try:
         if options.verb == "init":
             made: dict[str, Any] = create(options.directory, options.name, options.data)
+            if options.no_data:
+                made["data"] = ""
         else:
             # From standard input, so that the secret is in no process list.
             made = join(options.config, sys.stdin.read(ticket.MAX_TICKET_CHARACTERS * 2 + 1))

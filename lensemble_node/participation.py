@@ -624,7 +624,8 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
     )
     joined = Joined(target, joining.call, session, failures=joining.failures)
     worker, ordered = _closing(_for_terms(state.worker, terms), state.me, welcome.last)
-    run = () if worker_terms(state.worker) == terms else (RunWorker(terms),)
+    idle = not terms.trains or worker_terms(state.worker) == terms
+    run = () if idle else (RunWorker(terms),)
     offer = OfferStages(session, target.node)
     first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target), offer)
     return replace(state, worker=worker, membership=joined), (*first, *run, *ordered)
@@ -638,7 +639,9 @@ def worker_terms(worker: Worker) -> Terms | None:
 
 
 def _for_terms(worker: Worker, terms: Terms) -> Worker:
-    return worker if worker_terms(worker) == terms else Starting(terms)
+    if not terms.trains or worker_terms(worker) == terms:
+        return worker
+    return Starting(terms)
 
 
 def _closing(worker: Worker, me: Me, last: messages.LastRecord) -> tuple[Worker, tuple[Order, ...]]:

@@ -188,7 +188,7 @@ def _worker(member: Member) -> replies.WorkerStatus:
     state, reason = facts.state, facts.last_fault if facts.state == "waiting" else ""
     match worker:
         case participation.NoWorker():
-            state, reason = "stopped", "no workload yet: it comes with the coordinator's welcome"
+            state, reason = "stopped", _why_idle(member)
         case participation.Starting() if facts.state == "running":
             state, reason = "starting", "opening the dataset"
         case participation.Able() if facts.state == "running":
@@ -203,6 +203,13 @@ def _worker(member: Member) -> replies.WorkerStatus:
         restarts=facts.restarts,
         rss_bytes=rss_bytes(str(facts.pid)) if facts.pid else 0,
     )
+
+
+def _why_idle(member: Member) -> str:
+    joined = member.state.membership
+    if isinstance(joined, participation.Joined) and not joined.session.terms.trains:
+        return "this federation trains nothing"
+    return "no workload yet: it comes with the coordinator's welcome"
 
 
 def _busy(member: Member) -> bool:
@@ -296,6 +303,7 @@ def _alerts(member: Member) -> tuple[str, ...]:
     worker, joined = member.state.worker, member.state.membership
     if isinstance(worker, participation.Unable):
         alerts.append(f"the worker cannot take part: {worker.reason} {worker.remediation}".strip())
-    if isinstance(joined, participation.Joined) and not joined.session.terms.masked:
+    terms = joined.session.terms if isinstance(joined, participation.Joined) else None
+    if terms is not None and terms.trains and not terms.masked:
         alerts.append("the coordinator can read each update of this node: aggregation is plain")
     return tuple(alerts)

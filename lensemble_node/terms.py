@@ -30,6 +30,9 @@ class Terms(msgspec.Struct, frozen=True):
     cohort: int = 0
     """Fewest updates whose sum may be revealed, where noise is sized for that; 0: any."""
 
+    trains: bool = True
+    """Whether there will be rounds, for which a worker and data are needed."""
+
 
 def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
     """The terms of ``welcome``, every digest recomputed here.
@@ -46,7 +49,7 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
             f"the coordinator announces the config hash {welcome.config_hash}; its workload has "
             f"{workload.digest}"
         )
-    if pinned and pinned != workload.digest:
+    if welcome.trains and pinned and pinned != workload.digest:
         raise ContractViolation(
             f"the coordinator trains workload {workload.name!r} with the config hash "
             f"{workload.digest}; this node takes part only in {pinned}",
@@ -59,7 +62,7 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
             f"the coordinator announces the layout {welcome.layout_digest}; this build lays the "
             f"workload out as {where.digest}"
         )
-    if welcome.aggregation == "plain" and not plain:
+    if welcome.trains and welcome.aggregation == "plain" and not plain:
         raise ContractViolation(
             "this coordinator aggregates in the clear: it could read each update of this node by "
             "itself, and `share.plain` is false here",
@@ -86,6 +89,7 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
         Digest(workload.objective.probe_hash) if workload.objective.probe_hash else None,
         welcome.aggregation == "masked",
         workload.privacy.cohort if spread else 0,
+        welcome.trains,
     )
 
 

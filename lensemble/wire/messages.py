@@ -70,6 +70,9 @@ class Welcome(Fenced, frozen=True, kw_only=True, tag=True):
     config_hash: Hash
     layout_digest: Hash
     aggregation: Literal["plain", "masked"]
+    trains: bool = True
+    """Whether there will be rounds; else the workload stands for none, and no worker is needed."""
+
     last: LastRecord
 
 

@@ -151,7 +151,7 @@ class StageOpen(OfRun, frozen=True, kw_only=True, tag=True):
 
 
 class StageLook(OfRun, frozen=True, kw_only=True, tag=True):
-    """A result is overdue: how far is this stage?  Answered by the daemon at once: ``StageSeen``."""
+    """A result is overdue: how far is this stage?  Answered at once: ``StageSeen``."""
 
 
 class StageTeardown(OfRun, frozen=True, kw_only=True, tag=True):

@@ -185,10 +185,15 @@ class Rounds:
         """Start a run of ``rounds`` rounds; it is durable before the first one opens.
 
         Raises:
-            OperatorError: a run goes on already, or it asks for too many rounds.
+            OperatorError: a run goes on already, too many rounds, or nothing is trained here.
             PrivacyBudgetExceeded: for more than the privacy budget of the workload covers.
             ConfigError: the privacy that the workload asks for cannot be kept by these rounds.
         """
+        if not self.config.trains:
+            raise OperatorError(
+                "this federation trains nothing: its configuration names no workload",
+                "Name one (`workload`) in a configuration with another state_dir.",
+            )
         async with self._asking:
             if self.store.run is not None:
                 raise OperatorError(

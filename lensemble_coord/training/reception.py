@@ -73,6 +73,7 @@ class Reception:
             capacity_bytes=config.edges.capacity_bytes,
             slots=config.edges.slots,
             masked=config.rounds.masked,
+            trains=config.trains,
         )
 
     @property
@@ -211,6 +212,7 @@ class Reception:
             config_hash=self._store.workload.digest,
             layout_digest=self._store.layout.digest,
             aggregation=self._config.rounds.aggregation,
+            trains=self._config.trains,
             last=messages.LastRecord(
                 round=tail.round,
                 digest=tail.next_digest,

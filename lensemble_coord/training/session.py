@@ -87,6 +87,8 @@ class Ground(msgspec.Struct, frozen=True):
     capacity_bytes: int
     slots: int
     masked: bool
+    trains: bool = True
+    """Nodes of a federation that trains nothing are given no edges for states and updates."""
 
 
 class Spooler(Protocol):
@@ -246,7 +248,8 @@ class Session:
         ended = "the node left"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._post)
-            nursery.start_soon(self._keep_edges, desk, spooler, numbers)
+            if self.ground.trains:
+                nursery.start_soon(self._keep_edges, desk, spooler, numbers)
             try:
                 ended = await self._listen(desk)
             except (LinkLost, FrameError) as error:
