@@ -12,56 +12,57 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, Field, Strict, model_validator
 
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters, ParamLayout, layout_of
 from lensemble.seeds import derive
+from lensemble.task import NoopTask, Task, Terms, WorldModelTask, parameter_shapes
+
+__all__ = [
+    "NOISE_TAIL",
+    "UNSAID_AT_DEFAULT",
+    "FieldTerms",
+    "Gauge",
+    "Inner",
+    "NoisyField",
+    "NoopTask",
+    "Normalize",
+    "Objective",
+    "Outer",
+    "Privacy",
+    "Release",
+    "Task",
+    "Workload",
+    "WorldModelTask",
+    "initial_parameters",
+    "layout",
+    "parameter_shapes",
+]
 
 NOISE_TAIL = 8.5
 """Standard deviations of noise that the field has room for: 25 million draws in each of a thousand
 rounds all stay within with a probability of 1 - 5e-7."""
 
 
-UNSAID_AT_DEFAULT = ("gauge", "normalize", "objective.anchor")
+UNSAID_AT_DEFAULT = (
+    "gauge",
+    "normalize",
+    "objective.anchor",
+    "task.encoder",
+    "task.image_height",
+    "task.image_width",
+    "task.image_channels",
+    "task.conv_width",
+    "task.patch",
+    "task.depth",
+    "task.heads",
+)
 """Keys that canonical JSON leaves out at their default, so that a workload that does without them
 has the same hash in every build."""
 
 
-class _Terms(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class WorldModelTask(_Terms):
-    """Action-conditioned latent world model on state vectors.
-
-    Encoder: ``observation_dim -> hidden -> hidden -> latent_dim``.  Predictor: ``history`` latents
-    and ``history`` action embeddings ``-> hidden -> hidden -> latent_dim``, residual.  The action
-    head (``action_dim -> head_hidden -> action_embedding``) is local and in no layout.
-    """
-
-    kind: Literal["world_model"] = "world_model"
-    observation_dim: int = Field(default=6, ge=1, le=4096)
-    latent_dim: int = Field(default=12, ge=1, le=4096)
-    hidden: int = Field(default=96, ge=1, le=16384)
-    history: int = Field(default=3, ge=1, le=64)
-    action_embedding: int = Field(default=8, ge=1, le=4096)
-    head_hidden: int = Field(default=32, ge=1, le=4096)
-
-
-class NoopTask(_Terms):
-    """No model at all: a flat vector and a seeded update, to measure and test rounds."""
-
-    kind: Literal["noop"] = "noop"
-    parameters: int = Field(default=250_000, ge=1, le=1 << 31)
-    step_seconds: float = Field(default=0.0, ge=0, le=60)
-    """How long one inner step pretends to take."""
-
-
-Task = Annotated[WorldModelTask | NoopTask, Field(discriminator="kind")]
-
-
-class Inner(_Terms):
+class Inner(Terms):
     """The H local AdamW steps; cosine over the global step to ``final_lr_fraction``."""
 
     steps: int = Field(default=50, ge=1, le=100_000)
@@ -74,7 +75,7 @@ class Inner(_Terms):
     final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
 
 
-class Objective(_Terms):
+class Objective(Terms):
     """Weights of the loss; ``lambda_sig`` multiplies a statistic already scaled by sample count."""
 
     lambda_pred: float = Field(default=1.0, ge=0)
@@ -97,7 +98,7 @@ class Objective(_Terms):
         return self
 
 
-class Gauge(_Terms):
+class Gauge(Terms):
     """Turning a node's latents back into the frame of the round's start, before it releases.
 
     The probe of ``objective.probe_hash`` says how they have turned; without ``align`` that is
@@ -114,7 +115,7 @@ class Gauge(_Terms):
     round's start; 0: whatever the distance.  Unrelated latents are 2 apart."""
 
 
-class Normalize(_Terms):
+class Normalize(Terms):
     """What is done to state vectors before the encoder, the same on every node.
 
     ``stats``: ``(x - offset) / scale`` in each dimension.  The numbers are part of the workload
@@ -140,7 +141,7 @@ class Normalize(_Terms):
         return self
 
 
-class Outer(_Terms):
+class Outer(Terms):
     """Nesterov step on the mean update; DiLoCo's values are the defaults."""
 
     lr: float = Field(default=0.7, gt=0, le=10)
@@ -148,7 +149,7 @@ class Outer(_Terms):
     dtype: Literal["fp32", "fp64"] = "fp32"
 
 
-class FieldTerms(_Terms):
+class FieldTerms(Terms):
     """The integer field of updates: ``rint(x * 2**k) mod 2**32``, at most ``n_max`` summands."""
 
     k: int = Field(default=24, ge=8, le=30)
@@ -179,7 +180,7 @@ class NoisyField:
         return contributors * self.clip_norm + self.tail * math.sqrt(contributors)
 
 
-class Privacy(_Terms):
+class Privacy(Terms):
     """Clipping, noise and the budget that pays for them; off unless asked for.
 
     ``unit = "participant"``: what a node releases in a round is clipped to ``clip_norm`` and noised
@@ -223,7 +224,7 @@ class Privacy(_Terms):
         return self.noise_multiplier * self.clip_norm / spread
 
 
-class Release(_Terms):
+class Release(Terms):
     """What happens to an update, last of all, before it is encoded.
 
     ``int8``: each block of 256 coordinates is rounded to 255 steps of its largest.
@@ -232,7 +233,7 @@ class Release(_Terms):
     quantize: Literal["none", "int8"] = "none"
 
 
-class Workload(_Terms):
+class Workload(Terms):
     """Everything that participants must agree on to train one model."""
 
     name: str = Field(default="arm", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
@@ -329,25 +330,6 @@ def _leave_out_default(tree: dict[str, Any], terms: BaseModel, path: list[str]) 
         del tree[key]
 
 
-def parameter_shapes(task: WorldModelTask | NoopTask) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every federated tensor of ``task``, weights as (out, in)."""
-    if isinstance(task, NoopTask):
-        return {"encoder.weight": (task.parameters,)}
-    joint = task.history * (task.latent_dim + task.action_embedding)
-    widths = {
-        "encoder": (task.observation_dim, task.hidden, task.hidden, task.latent_dim),
-        "predictor": (joint, task.hidden, task.hidden, task.latent_dim),
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for group, sizes in widths.items():
-        for part, fan_in, fan_out in zip(
-            ("input", "middle", "output"), sizes[:-1], sizes[1:], strict=True
-        ):
-            shapes[f"{group}.{part}.weight"] = (fan_out, fan_in)
-            shapes[f"{group}.{part}.bias"] = (fan_out,)
-    return shapes
-
-
 def layout(workload: Workload) -> ParamLayout:
     return layout_of(parameter_shapes(workload.task))
 
@@ -355,8 +337,9 @@ def layout(workload: Workload) -> ParamLayout:
 def initial_parameters(workload: Workload) -> FlatParameters:
     """The warm start from the seed alone: float32, shape ``(layout.size,)``.
 
-    Uniform in +-1/sqrt(fan_in), biases included, from a counter-based generator, so that every
-    machine draws the same bits (torch's generators differ between processors).
+    Uniform in +-1/sqrt(fan_in), biases included, sqrt(6) times that for convolutions, norms at one
+    and nought.  From a counter-based generator, so that every machine draws the same bits (torch's
+    generators differ between processors).
     """
     where = layout(workload)
     flat = np.zeros(where.size, dtype=np.float32)
@@ -366,7 +349,13 @@ def initial_parameters(workload: Workload) -> FlatParameters:
     for name, view in where.views(flat).items():
         seed = derive(workload.root_seed, f"init:{name}")
         generator = np.random.Generator(np.random.Philox(seed))
-        fan_in = shapes[name.rsplit(".", 1)[0] + ".weight"][1]
-        reach = 1.0 / math.sqrt(fan_in)
+        weight = shapes[name.rsplit(".", 1)[0] + ".weight"]
+        if len(weight) == 1:
+            # A layer norm begins as nothing but that.
+            view[...] = name.endswith(".weight")
+            continue
+        # Convolutions keep the spread of what they see: most of a picture is even background.
+        gain = 6.0 if len(view.shape) > 2 else 1.0
+        reach = math.sqrt(gain) / math.sqrt(math.prod(weight[1:]))
         view[...] = generator.uniform(-reach, reach, size=view.shape).astype(np.float32)
     return flat

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ RADIUS_M = 0.03
 VELOCITY_SCALE = 6.0
 MAX_NODES = 64
 MAX_EPISODES = 10_000
+MAX_PIXELS = 512
 
 POLICIES = ("noise", "reach", "sines", "bang")
 
@@ -281,8 +282,39 @@ def observations(states: Floats) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def write(path: Path, arm: Arm, episodes: Episodes, engine: Engine) -> None:
-    """``episodes`` as a robomimic-layout HDF5 file."""
+def pictures(states: Floats, side: int) -> NDArray[np.uint8]:
+    """The arm drawn at each of ``states`` (n, 4): uint8 (n, side, side, 3).
+
+    The channels are this state and the two before it, without which nothing moves in a picture.
+    Lines are drawn by their distance, so that they need no graphics library.
+    """
+    first = np.stack([np.sin(states[:, 0]), -np.cos(states[:, 0])], axis=-1)
+    both = states[:, 0] + states[:, 1]
+    second = first + np.stack([np.sin(both), -np.cos(both)], axis=-1)
+    axis = (np.arange(side) + 0.5) / side * 4.4 - 2.2
+    cells = np.stack(np.meshgrid(axis, -axis), axis=-1).reshape(-1, 2)
+    nearest = np.minimum(
+        _distance(cells, np.zeros_like(first), first), _distance(cells, first, second)
+    )
+    shades = np.clip(1.5 - nearest / (4.4 / side), 0.0, 1.0) * 255.0
+    drawn = shades.reshape(-1, side, side).astype(np.uint8)
+    before = np.concatenate([drawn[:1], drawn[:-1]])
+    earlier = np.concatenate([before[:1], before[:-1]])
+    return np.stack([drawn, before, earlier], axis=-1)
+
+
+def _distance(cells: Floats, start: Floats, end: Floats) -> Floats:
+    """Of each cell (c, 2) from each segment ``start`` to ``end`` (n, 2): (n, c)."""
+    along = end - start
+    away = cells[None] - start[:, None]
+    part = np.einsum("ncx,nx->nc", away, along) / np.square(along).sum(-1, keepdims=True)
+    foot = np.clip(part, 0, 1)[..., None] * along[:, None]
+    apart: Floats = np.sqrt(np.square(away - foot).sum(-1))
+    return apart
+
+
+def write(path: Path, arm: Arm, episodes: Episodes, engine: Engine, side: int = 0) -> None:
+    """``episodes`` as a robomimic-layout HDF5 file, with pictures of ``side`` pixels if above 0."""
     import h5py  # noqa: PLC0415  # keeps the import of this module light
 
     columns = observations(episodes.states)
@@ -297,8 +329,11 @@ def write(path: Path, arm: Arm, episodes: Episodes, engine: Engine) -> None:
             demo.attrs["num_samples"] = STEPS
             actions = episodes.actions[index].astype(np.float32)
             demo.create_dataset("actions", data=actions, compression="gzip", compression_opts=1)
-            for key, values in columns.items():
-                for group, rows in (("obs", values[index, :-1]), ("next_obs", values[index, 1:])):
+            mine: dict[str, NDArray[Any]] = {key: each[index] for key, each in columns.items()}
+            if side:
+                mine["image"] = pictures(episodes.states[index], side)
+            for key, values in mine.items():
+                for group, rows in (("obs", values[:-1]), ("next_obs", values[1:])):
                     demo.create_dataset(
                         f"{group}/{key}", data=rows, compression="gzip", compression_opts=1
                     )
@@ -309,6 +344,7 @@ class Order:
     """How much data, from which engine; held-out files get half as many episodes, at least 4.
 
     ``unseen`` adds ``unseen.h5`` and ``heldout-unseen.h5`` of an arm that no node has.
+    ``pictures`` above 0 adds an ``image`` column of so many pixels a side.
     """
 
     nodes: int = 3
@@ -316,6 +352,7 @@ class Order:
     engine: Engine = "mujoco"
     seed: int = 0
     unseen: bool = False
+    pictures: int = 0
 
 
 def make(out: Path, order: Order) -> list[Path]:
@@ -332,7 +369,7 @@ def make(out: Path, order: Order) -> list[Path]:
     for name, arm, split, count in jobs:
         labels = [f"{split}:{index}" for index in range(count)]
         episodes = roll(arm, labels, engine=order.engine, seed=order.seed)
-        write(out / name, arm, episodes, order.engine)
+        write(out / name, arm, episodes, order.engine, order.pictures)
     return [out / name for name, *_ in jobs]
 
 
@@ -356,8 +393,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--engine", choices=("mujoco", "numpy"), default="mujoco")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unseen", action="store_true", help="also an arm that no node has")
+    parser.add_argument("--pictures", type=_count(MAX_PIXELS), default=0, help="pixels a side")
     given = parser.parse_args(arguments)
-    order = Order(given.nodes, given.episodes, given.engine, given.seed, given.unseen)
+    order = Order(
+        given.nodes, given.episodes, given.engine, given.seed, given.unseen, given.pictures
+    )
     for path in make(given.out, order):
         print(path)  # noqa: T201  # the names are this command's answer
 

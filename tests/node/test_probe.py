@@ -141,7 +141,7 @@ def test_a_probe_is_pinned_and_verified(
     assert probe.main(["pin", *common]) == 1
     assert "has 0 lines `probe_hash" in capsys.readouterr().err
     assert probe.main(["verify", *common]) == 1
-    assert "has 6 and 12" in capsys.readouterr().err
+    assert "has (6,) and 12" in capsys.readouterr().err
 
 
 def test_landmarks_that_are_one_point_hold_nothing(made: probe.Probe) -> None:

@@ -51,8 +51,7 @@ def train(
     """
     task = world_task(workload)
     with open_dataset(DataSource(data)) as dataset:
-        dataset.expect(task.observation_dim)
-        dataset.normalize(workload.normalize)
+        dataset.fit(task, workload.normalize)
         windows = dataset.windows(task.history)
         learner = Learner(workload, windows, dataset.action_dim, node)
         learner.load(start, LocalState())
@@ -100,8 +99,7 @@ def centralised(
     with ExitStack() as opened:
         for path, node in zip(data, nodes, strict=True):
             dataset = opened.enter_context(open_dataset(DataSource(path)))
-            dataset.expect(task.observation_dim)
-            dataset.normalize(workload.normalize)
+            dataset.fit(task, workload.normalize)
             learner = Learner(workload, dataset.windows(task.history), dataset.action_dim, node)
             learner.load(start, LocalState())
             learners.append(learner)

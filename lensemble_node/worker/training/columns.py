@@ -102,9 +102,9 @@ def select(container: Container, source: DataSource) -> Selection:
     observations = _named(columns, source.observation_keys, OBSERVATION) or tuple(
         key for key in sorted(columns) if _is_of(key, OBSERVATION) and columns[key].kind.is_vector
     )
-    pictures = [k for k in sorted(columns) if _is_of(k, OBSERVATION) and columns[k].kind.is_picture]
+    pictures = picture_columns(container)
     images = _named(columns, source.image_keys, OBSERVATION) or (
-        tuple(pictures) if len(pictures) == 1 and not observations else ()
+        pictures if len(pictures) == 1 and not observations else ()
     )
     if not observations and not images:
         raise DatasetError(
@@ -124,6 +124,14 @@ def select(container: Container, source: DataSource) -> Selection:
         kinds[key] = _checked(container, key, pictures=key in images)
     _check_sizes(container, images, kinds)
     return Selection(observations, images, actions, kinds)
+
+
+def picture_columns(container: Container) -> tuple[str, ...]:
+    """The observation columns of the first episode that hold pictures."""
+    columns = container.columns(0)
+    return tuple(
+        key for key in sorted(columns) if _is_of(key, OBSERVATION) and columns[key].kind.is_picture
+    )
 
 
 def _named(columns: Any, keys: tuple[str, ...], head: str) -> tuple[str, ...]:  # noqa: ANN401

@@ -6,6 +6,7 @@ State vectors are as stored, unless the workload gives all nodes the same shift 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,9 +17,15 @@ from numpy.typing import NDArray
 from lensemble import merkle
 from lensemble.errors import DatasetError
 from lensemble.merkle import DatasetFacts
-from lensemble.workload import Normalize
+from lensemble.workload import Normalize, WorldModelTask
 from lensemble_node.worker.training import commitment
-from lensemble_node.worker.training.columns import Selection, as_pictures, following, select
+from lensemble_node.worker.training.columns import (
+    Selection,
+    as_pictures,
+    following,
+    picture_columns,
+    select,
+)
 from lensemble_node.worker.training.commitment import CACHE_NAME
 from lensemble_node.worker.training.containers.opening import of_embodiment, open_container
 from lensemble_node.worker.training.containers.stored import Container, Layout
@@ -135,6 +142,39 @@ class Dataset:
                 f"{observation_dim}",
                 "Name the columns to use in `observation_keys`.",
             )
+
+    def fit(self, task: WorldModelTask, normalize: Normalize) -> None:
+        """Refuse the data when the model of ``task`` cannot take them; normalise states.
+
+        Raises:
+            DatasetError: other columns, or pictures of another shape, than the model's.
+        """
+        if not task.pictures:
+            self.expect(task.observation_dim)
+            self.normalize(normalize)
+            return
+        self._use_only_picture()
+        if self.image_shape != task.image_shape:
+            raise DatasetError(
+                f"{self.source.path} has "
+                + (f"pictures of {self.image_shape}" if self.image_shape else "no pictures in use")
+                + f"; the workload's model takes {task.image_shape} (height, width, channels)",
+                "Name the columns to use in `image_keys`.",
+            )
+
+    def _use_only_picture(self) -> None:
+        """Beside state vectors too, a picture column needs no name where it is the only one."""
+        found = picture_columns(self.container)
+        if self.selection.images or len(found) != 1:
+            return
+        seen = replace(
+            self.source,
+            observation_keys=self.selection.observations,
+            image_keys=found,
+            action_keys=self.selection.actions,
+        )
+        self.selection = select(self.container, seen)
+        self.lengths = [self._length(index, _refuse) for index in range(len(self.container))]
 
     def normalize(self, terms: Normalize) -> None:
         """Have every state vector from here on shifted and scaled as ``terms`` say.

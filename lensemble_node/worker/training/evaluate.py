@@ -54,6 +54,8 @@ MAX_ROLLOUT = 1000
 COLLAPSED_STD = 0.1
 COLLAPSED_R2 = 0.5
 FEATURES = 384
+MAX_PICTURES = 1024
+"""Windows of pictures that are held to score; they are large."""
 _RIDGE = 1e-4
 
 Floats = NDArray[np.float32]
@@ -97,16 +99,24 @@ class Scores:
 
 @dataclass(frozen=True)
 class Runs:
-    """All windows of a file: observations (n, span + 1, d) and actions (n, span, a)."""
+    """Windows of a file: true states (n, span + 1, d), actions (n, span, a), and what is encoded.
+
+    ``seen`` is the states again, or pictures.
+    """
 
     observations: torch.Tensor
     actions: torch.Tensor
+    seen: torch.Tensor
 
     @staticmethod
-    def of(dataset: Dataset, span: int) -> "Runs":
+    def of(dataset: Dataset, span: int, *, pictures: bool) -> "Runs":
+        """All windows of ``dataset``; of pictures, at most ``MAX_PICTURES`` evenly through it."""
         windows = dataset.windows(span)
-        observations, actions = windows.gather(np.arange(windows.count, dtype=np.int64))
-        return Runs(torch.from_numpy(observations), torch.from_numpy(actions))
+        count = min(windows.count, MAX_PICTURES) if pictures else windows.count
+        numbers = np.linspace(0, windows.count - 1, count).astype(np.int64)
+        states, actions = map(torch.from_numpy, windows.gather(numbers))
+        seen = torch.from_numpy(windows.images(numbers)) if pictures else states
+        return Runs(states, actions, seen)
 
 
 @dataclass(frozen=True)
@@ -131,14 +141,18 @@ class Domain:
             open_dataset(DataSource(heldout)) as score,
         ):
             for data in (fit, score):
-                data.expect(task.observation_dim)
-                data.normalize(workload.normalize)
+                data.fit(task, workload.normalize)
             if fit.action_dim != score.action_dim:
                 raise EvaluationError(
                     f"{train} has {fit.action_dim} action columns, {heldout} {score.action_dim}"
                 )
             span = task.history - 1 + max(rollout, ROLLOUT)
-            return Domain(heldout.stem, Runs.of(fit, task.history), Runs.of(score, span))
+            pictures = task.pictures
+            return Domain(
+                heldout.stem,
+                Runs.of(fit, task.history, pictures=pictures),
+                Runs.of(score, span, pictures=pictures),
+            )
 
 
 class Decoder:
@@ -186,8 +200,7 @@ class Evaluator:
         if not np.isfinite(parameters).all():
             raise EvaluationError("the parameters are not finite; there is nothing to score")
         self._model.load(parameters)
-        with torch.no_grad():
-            fit = [self._model.encode(d.train.observations) for d in self._domains]
+        fit = [torch.from_numpy(self._model.latents(d.train.seen)) for d in self._domains]
         latents = np.concatenate([z[:, 0].numpy() for z in fit])
         states = np.concatenate([d.train.observations[:, 0].numpy() for d in self._domains])
         seed = derive(self._workload.root_seed, "evaluate:decoder")
@@ -214,7 +227,7 @@ class Evaluator:
     @torch.no_grad()
     def _score(self, domain: Domain, head: ActionHead, probes: list[Decoder]) -> Scores:
         runs, history = domain.heldout, self._task.history
-        latents = self._model.encode(runs.observations)
+        latents = torch.from_numpy(self._model.latents(runs.seen))
         actions = head(runs.actions)
         path = latents[:, :history]
         for step in range(actions.shape[1] + 1 - history):

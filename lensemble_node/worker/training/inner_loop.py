@@ -89,6 +89,7 @@ class Learner:
         if not isinstance(workload.task, WorldModelTask):
             raise TypeError(f"task {workload.task.kind} has no model to train")
         self.workload = workload
+        self._task = workload.task
         self.windows = windows
         self.landmarks: Landmarks | None = None
         self.model = WorldModel(workload.task)
@@ -187,8 +188,8 @@ class Learner:
             Diverged: the loss is not finite.
         """
         if step % SKETCH_STEPS == 0:
-            terms, latent_dim = self.workload.objective, self.model.encoder.output.out_features
-            unit = directions(segment.sketch_seed, step, latent_dim, terms.sketch_dim)
+            count = self.workload.objective.sketch_dim
+            unit = directions(segment.sketch_seed, step, self._task.latent_dim, count)
             self._sketch = torch.from_numpy(unit)
             label = f"batches:{self._node}{segment.stream}"
             self._data_seed = derive(self.workload.root_seed, label)
@@ -214,7 +215,8 @@ class Learner:
     def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
         """The loss of the windows ``numbers``, its gradient in place of the one there was."""
         observations, actions = self.windows.gather(numbers)
-        batch = Batch(torch.from_numpy(observations), torch.from_numpy(actions))
+        seen = self.windows.images(numbers) if self._task.pictures else observations
+        batch = Batch(torch.from_numpy(seen), torch.from_numpy(actions))
         for view in self.gradients:
             view[...] = 0.0
         value = loss(

@@ -369,8 +369,7 @@ class _World:
             raise TypeError("a no-op task has no model")
         self._workload = workload
         self._data = dataset.open_dataset(source)
-        self._data.expect(task.observation_dim)
-        self._data.normalize(workload.normalize)
+        self._data.fit(task, workload.normalize)
         windows = self._data.windows(task.history)
         private = workload.privacy.enabled and workload.privacy.unit == "episode"
         kind = episode_steps.EpisodeLearner if private else inner_loop.Learner

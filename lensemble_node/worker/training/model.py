@@ -1,8 +1,7 @@
-"""The world model of state vectors: encoder and predictor, federated, and the local action head.
+"""The world model: encoder and predictor, federated, and the local action head.
 
 The parameters of a module lie in one flat vector, in layout order, and its gradients in another, so
 that loading, differencing and stepping are single operations and nothing is held twice.
-No dropout and no normalisation: their noise and running statistics do not average.
 """
 
 from collections.abc import Sequence
@@ -16,21 +15,9 @@ from torch.nn import functional
 from lensemble.params import FlatParameters, ParamLayout, layout_of
 from lensemble.seeds import derive
 from lensemble.workload import WorldModelTask, parameter_shapes
+from lensemble_node.worker.training.encoders import Perceptron, encoder_of
 
-
-class Perceptron(nn.Module):
-    """``sizes[0] -> sizes[1] -> sizes[2] -> sizes[3]``, linear at the end."""
-
-    def __init__(self, sizes: tuple[int, int, int, int]) -> None:
-        super().__init__()
-        self.input = nn.Linear(sizes[0], sizes[1])
-        self.middle = nn.Linear(sizes[1], sizes[2])
-        self.output = nn.Linear(sizes[2], sizes[3])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = functional.silu(self.middle(functional.silu(self.input(x))))
-        result: torch.Tensor = self.output(hidden)
-        return result
+ENCODED_AT_ONCE = 1024
 
 
 class WorldModel(nn.Module):
@@ -39,13 +26,17 @@ class WorldModel(nn.Module):
     def __init__(self, task: WorldModelTask) -> None:
         super().__init__()
         joint = task.history * (task.latent_dim + task.action_embedding)
-        self.encoder = Perceptron((task.observation_dim, task.hidden, task.hidden, task.latent_dim))
+        self.encoder = encoder_of(task)
         self.predictor = Perceptron((joint, task.hidden, task.hidden, task.latent_dim))
         self.layout: ParamLayout = layout_of(parameter_shapes(task))
         self.flat = bind(self, [tensor.name for tensor in self.layout.tensors])
 
     def encode(self, observations: torch.Tensor) -> torch.Tensor:
-        """Latents (..., latent_dim) of observations (..., observation_dim)."""
+        """Latents (..., latent_dim) of observations.
+
+        These are float32 (..., observation_dim) or, where the encoder takes pictures, uint8 (...,
+        height, width, channels).
+        """
         latents: torch.Tensor = self.encoder(observations)
         return latents
 
@@ -62,8 +53,12 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def latents(self, observations: torch.Tensor) -> NDArray[np.float32]:
-        """``encode`` without gradients, as numpy."""
-        found: NDArray[np.float32] = self.encode(observations).numpy()
+        """``encode`` without gradients, as numpy, a piece at a time."""
+        pieces = [
+            self.encode(observations[start : start + ENCODED_AT_ONCE])
+            for start in range(0, len(observations), ENCODED_AT_ONCE)
+        ]
+        found: NDArray[np.float32] = torch.cat(pieces).numpy()
         return found
 
     def load(self, prior: FlatParameters) -> None:

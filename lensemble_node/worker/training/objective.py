@@ -30,7 +30,7 @@ _REACH = 3.0
 
 @dataclass(frozen=True)
 class Landmarks:
-    """Public points (k, observation_dim) and where the warm start put them (k, latent_dim)."""
+    """Public points (k, ...), states or pictures, and the warm start's latents (k, latent_dim)."""
 
     points: torch.Tensor
     targets: torch.Tensor
@@ -38,7 +38,7 @@ class Landmarks:
 
 @dataclass(frozen=True)
 class Batch:
-    """``observations`` (n, history + 1, observation_dim), ``actions`` (n, history, action_dim)."""
+    """``observations`` (n, history + 1, ...) of states or pictures, ``actions`` (n, history, a)."""
 
     observations: torch.Tensor
     actions: torch.Tensor

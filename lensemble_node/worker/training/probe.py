@@ -31,7 +31,7 @@ from lensemble_node.worker.training.arguments import (
     read_workload,
     world_task,
 )
-from lensemble_node.worker.training.dataset import open_dataset
+from lensemble_node.worker.training.dataset import Dataset, open_dataset
 from lensemble_node.worker.training.gauge import MAX_POINTS
 from lensemble_node.worker.training.model import WorldModel
 from lensemble_node.worker.training.objective import Landmarks
@@ -43,6 +43,7 @@ _TAG = f"{ALGORITHM}\x00".encode()
 TARGETS_AGREE = 1e-3
 """Part of the latents' spread that targets may differ by between machines."""
 DEFAULT_LANDMARKS = 256
+MAX_PICTURES = 1024
 _PINNED = re.compile(r'^(\s*probe_hash\s*=\s*)"[^"\n]*"', re.MULTILINE)
 _NAMES = ("points", "landmarks", "targets")
 
@@ -51,10 +52,11 @@ _NAMES = ("points", "landmarks", "targets")
 class Probe:
     """``points`` (p, observation_dim) and ``targets`` (k, latent_dim), float32.
 
+    Where the encoder takes pictures, points are those, uint8 (p, height, width, channels).
     ``landmarks`` (k,), int64, are the rows of ``points`` that the targets belong to.
     """
 
-    points: NDArray[np.float32]
+    points: NDArray[np.float32] | NDArray[np.uint8]
     landmarks: NDArray[np.int64]
     targets: NDArray[np.float32]
 
@@ -121,10 +123,8 @@ def build(
     """
     task = world_task(workload)
     with open_dataset(source) as data:
-        data.expect(task.observation_dim)
-        data.normalize(workload.normalize)
-        count = len(data.lengths)
-        points = np.concatenate([data.episode(index).observations for index in range(count)])
+        data.fit(task, workload.normalize)
+        points = _pictures(data) if task.pictures else _states(data)
     if not task.latent_dim <= landmarks <= len(points):
         raise ProbeError(
             f"{landmarks} landmarks; a latent of {task.latent_dim} dimensions and {len(points)} "
@@ -133,9 +133,22 @@ def build(
     chosen = np.linspace(0, len(points) - 1, landmarks).astype(np.int64)
     model = WorldModel(task)
     model.load(warm_start)
-    with torch.no_grad():
-        targets = model.encode(torch.from_numpy(points[chosen])).numpy()
+    targets = model.latents(torch.from_numpy(points[chosen]))
     return Probe(points, chosen, targets)
+
+
+def _states(data: Dataset) -> NDArray[np.float32]:
+    return np.concatenate([data.episode(index).observations for index in range(len(data.lengths))])
+
+
+def _pictures(data: Dataset) -> NDArray[np.uint8]:
+    """At most ``MAX_PICTURES``, the same number of each episode, evenly through it."""
+    each = max(1, MAX_PICTURES // len(data.lengths))
+    found = []
+    for index, length in enumerate(data.lengths):
+        numbers = np.unique(np.linspace(0, length, each).astype(np.int64)).tolist()
+        found += [data.images(index, number, number + 1) for number in numbers]
+    return np.concatenate(found)
 
 
 def read(path: Path) -> Probe:
@@ -156,8 +169,9 @@ def read(path: Path) -> Probe:
             "Build the probe with the build of Lensemble that uses it.",
         )
     kinds = (points.dtype, landmarks.dtype, targets.dtype)
-    whole = kinds == (np.float32, np.int64, np.float32) and (
-        (points.ndim, landmarks.ndim, targets.ndim) == (2, 1, 2)
+    whole = (landmarks.ndim, targets.ndim) == (1, 2) and (kinds, points.ndim) in (
+        ((np.float32, np.int64, np.float32), 2),
+        ((np.uint8, np.int64, np.float32), 4),
     )
     if (
         not whole
@@ -178,11 +192,11 @@ def verify(probe: Probe, workload: Workload, warm_start: FlatParameters | None) 
     task = world_task(workload)
     if workload.objective.probe_hash:
         probe.expect(Digest(workload.objective.probe_hash))
-    fits = (probe.points.shape[1], probe.targets.shape[1])
-    if fits != (task.observation_dim, task.latent_dim):
+    point = task.image_shape if task.pictures else (task.observation_dim,)
+    if (probe.points.shape[1:], probe.targets.shape[1]) != (point, task.latent_dim):
         raise ProbeError(
-            f"the probe has points of {fits[0]} columns and targets of {fits[1]}; the workload's "
-            f"model has {task.observation_dim} and {task.latent_dim}"
+            f"the probe has points of {probe.points.shape[1:]} and targets of "
+            f"{probe.targets.shape[1]}; the workload's model has {point} and {task.latent_dim}"
         )
     distinct = len(np.unique(probe.landmarks))
     if distinct < task.latent_dim:
