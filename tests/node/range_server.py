@@ -1,5 +1,6 @@
 """A real HTTP server on loopback that answers ranges, and misbehaves as it is told to."""
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,14 +59,15 @@ class Origin:
 
 
 @contextmanager
-def serving(content: bytes) -> Iterator[Origin]:
+def serving(content: bytes, tls: ssl.SSLContext | None = None) -> Iterator[Origin]:
+    """Over HTTPS with ``tls``."""
     origin = Origin(content)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             try:
                 origin.answer(self)
-            except (BrokenPipeError, ConnectionResetError):
+            except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
                 self.close_connection = True
 
         def log_message(self, *_: object) -> None:
@@ -73,9 +75,13 @@ def serving(content: bytes) -> Iterator[Origin]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    origin.url = f"http://127.0.0.1:{server.server_port}/models/m.gguf?token=secret"
+    origin.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}/models/m.gguf?token=secret"
     try:
         yield origin
     finally:
