@@ -21,8 +21,8 @@ FLOAT_BYTES = 4
 KEY_VALUE_BYTES = 4
 """Of one number in the caches of keys and values."""
 
-RESERVE_BYTES = 150 << 20
-"""Interpreter, engine, kernels and their captured graphs, whatever the model."""
+RESERVE_BYTES = 128 << 20
+"""Interpreter, engine, kernels and their captured graphs; measured, it hardly follows the model."""
 
 HEADROOM = (11, 10)
 """A node must have so many times what is planned, as a fraction."""
@@ -41,7 +41,7 @@ class Need(msgspec.Struct, frozen=True):
     """The rings of its two edges."""
 
     scratch: int
-    """Activations of one chunk, and the largest tensor once more while it is unpacked."""
+    """Activations of one chunk, and the largest tensor as stored, while it is unpacked."""
 
     reserve: int
 
@@ -75,15 +75,17 @@ class Footprint:
         self._wanted = wanted
         layers = [0] * facts.layers
         apart: dict[str, int] = {}
-        largest = [0] * facts.layers
+        largest = 0
+        stored: dict[str, int] = {}
         for tensor in tensors:
             size = tensor.nbytes if weights == "quantised" else FLOAT_BYTES * elements(tensor)
             layer = layer_of(tensor.name)
             if layer is None:
                 apart[tensor.name] = size
+                stored[tensor.name] = tensor.nbytes
             elif layer < facts.layers:
                 layers[layer] += size
-                largest[layer] = max(largest[layer], size)
+                largest = max(largest, tensor.nbytes)
         self.layers = tuple(layers)
         """Bytes of the tensors of each layer."""
         self._sums = (0, *accumulate(layers))
@@ -91,7 +93,9 @@ class Footprint:
         self._embedding = apart.get(EMBEDDING, 0)
         self._norm = apart.get(OUTPUT_NORM, 0)
         self._head = self._embedding if facts.tied else apart.get(HEAD, 0)
-        self._largest = max(largest, default=0)
+        self._largest = largest
+        self._stored_embedding = stored.get(EMBEDDING, 0)
+        self._stored_head = self._stored_embedding if facts.tied else stored.get(HEAD, 0)
         self._unpacked = weights != "quantised"
 
     @property
@@ -113,11 +117,11 @@ class Footprint:
         tail = last == self._facts.layers
         if first == 0:
             ends += self._embedding
-            largest = max(largest, self._embedding)
+            largest = max(largest, self._stored_embedding)
         if tail:
             shared = first == 0 and self._facts.tied
             ends += self._norm + (0 if shared else self._head)
-            largest = max(largest, self._head)
+            largest = max(largest, self._stored_head)
         return Need(
             weights=self._sums[last] - self._sums[first] + ends + self._everywhere,
             cache=(last - first) * self.cache_per_layer,
