@@ -173,13 +173,13 @@ class Reception:
 
     async def _serve(self, admitted: Session) -> None:
         node = admitted.node
-        await self._replace(admitted)
+        welcome = await self._welcome_to(admitted)
         ended = self._ended[node] = trio.Event()
         self._rounds.sessions[node] = admitted
         if (before := self.departed.pop(node, None)) is not None:
             admitted.activity.epsilon = before.epsilon
         self._journal.note("peer.joined", peer=admitted.name, node=node, epoch=admitted.epoch)
-        admitted.tell(await trio.to_thread.run_sync(self._welcome, admitted))
+        admitted.tell(welcome)
         facts = admitted.link.facts
         self.peers.arrive(Peer(node, admitted.name, admitted.epoch, admitted.tell, facts))
         try:
@@ -195,6 +195,22 @@ class Reception:
             # Only now may a newer session of this identity begin: the machine knows that the
             # older one is gone.
             ended.set()
+
+    async def _welcome_to(self, admitted: Session) -> messages.Welcome:
+        """What to say first.  It names the newest record of which nobody was told without it.
+
+        Whoever is told of the end of a round must have been welcomed before, so nothing may come
+        between the last look at it and the session being there.
+        """
+        await self._replace(admitted)
+        welcome = await trio.to_thread.run_sync(self._welcome, admitted)
+        while (
+            admitted.node in self._rounds.sessions
+            or welcome.last.round + 1 < self._rounds.state.ground.round
+        ):
+            await self._replace(admitted)
+            welcome = await trio.to_thread.run_sync(self._welcome, admitted)
+        return welcome
 
     async def _replace(self, admitted: Session) -> None:
         """Wait until an earlier session of the same identity, whose link is lost, has gone."""

@@ -403,9 +403,12 @@ class Session:
         if reason := desk.expects(self.node, message.round, message.attempt):
             self.refuse("misplaced", reason)
             return
-        if self._announcement is not None:
+        known = self._announcement
+        if known is not None and (known.round, known.attempt) == (message.round, message.attempt):
             self.refuse("duplicate", "a second update of one attempt")
             return
+        # Known before the machine hears of it: the attempt may end while it is told.
+        self._announcement = message
         await desk.hear(
             outer_round.UpdateAnnounced(
                 self.node,
@@ -425,7 +428,6 @@ class Session:
                 attempt=message.attempt,
                 epsilon=message.epsilon,
             )
-        self._announcement = message
         self._announced.set()
 
     def _payload(self, message: messages.Update) -> bytes:

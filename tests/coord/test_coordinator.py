@@ -400,6 +400,35 @@ async def test_an_attempt_aborted_while_its_sum_waits_for_an_older_one(tmp_path:
         assert coordinator.serving.store.tail().round == 0
 
 
+async def test_an_update_of_an_attempt_that_ended_meanwhile_is_in_nobodys_way(
+    tmp_path: Path,
+) -> None:
+    """Its announcement may be noted in the moment after the attempt was aborted."""
+    async with (
+        bench(tmp_path) as coordinator,
+        coordinator.node("a") as a,
+        coordinator.node("b") as b,
+    ):
+        await coordinator.serving.wait_for_nodes(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.serving.run_rounds, 1)
+            opening, _ = await _bound_pair(coordinator, a, b)
+            late = messages.Update(
+                **{**a.fields(opening), "attempt": 7},
+                digest=a.digest(a.words(9)),
+                nbytes=a.layout.nbytes,
+                dataset_root=a.digest(a.words(9)),
+                reused=False,
+                signature=bytes(64),
+            )
+            coordinator.rounds.sessions[a.me.node]._announcement = late
+            for node in (a, b):
+                words = node.words(1)
+                signature = await node.announce(opening, words)
+                await node.send(opening, words, signature)
+        assert coordinator.serving.store.tail().c_t == 2
+
+
 async def test_the_end_of_a_run_is_written_once_the_disk_takes_it(tmp_path: Path) -> None:
     async with bench(tmp_path) as coordinator:
         await coordinator.rounds.ask(1)

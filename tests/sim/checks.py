@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from lensemble.ids import NodeId
+from lensemble.wire import messages
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training.record import ContributionRecord, faults
 from lensemble_node import attempt, participation
@@ -93,9 +94,16 @@ class Checks:
     def node_moved(self, node: "NodeHost", event: Any) -> None:
         """Of its state as a whole, after every event."""
         membership = node.member.state.membership
-        if isinstance(membership, participation.Joined):
-            assert not isinstance(node.member.state.worker, participation.NoWorker)
-        del event
+        if not isinstance(membership, participation.Joined):
+            return
+        assert not isinstance(node.member.state.worker, participation.NoWorker)
+        match event:
+            case participation.Heard(_, messages.RoundOpen(round=opened, epoch=epoch)):
+                session = membership.session
+                told = epoch != session.epoch or session.last.round == opened - 1
+                assert told, f"{node.name} is asked for round {opened} and knows {session.last}"
+            case _:
+                pass
 
     def node_closed(self, node: "NodeHost", round_index: int, *, adopt: bool) -> None:
         """A node takes as its own state exactly what the ledger says that it contributed to."""

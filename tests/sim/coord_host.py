@@ -165,10 +165,23 @@ class CoordinatorHost(Host):
             # Only once the older session of this identity has gone.
             self.waiting.setdefault(node, []).append((link, join))
             return
+        tail = self.books.tail()
+
+        def read() -> None:
+            """What was read may be old by now: whoever is told of an end was welcomed before."""
+            if not link.alive:
+                return
+            if node in self.sessions or tail.round + 1 < self.state.ground.round:
+                self._admit(link, node, join)
+            else:
+                self._welcome(link, node, tail)
+
+        self.world.after(self, 0.1 * self.world.random.random() * self.books.disk.slow, read)
+
+    def _welcome(self, link: Link, node: NodeId, tail: records.ContributionRecord) -> None:
         self.epochs += 1
         session = SimSession(self, link, node, self.epochs)
         self.sessions[node] = self.by_link[link] = session
-        tail = self.books.tail()
         session.tell(
             messages.Welcome(
                 federation=FEDERATION,

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class Result(msgspec.Struct, frozen=True):
     lives: int
     events: int
     rounds: int
+    cpu_s: float
     violations: tuple[Violation, ...]
 
 
@@ -60,7 +62,7 @@ def dismantle(federation: Federation) -> None:
 
 
 def batch(seeds: list[int]) -> Result:
-    events = rounds = 0
+    events, rounds, began = 0, 0, time.process_time()
     violations = []
     gc.disable()
     for seed in seeds:
@@ -72,7 +74,8 @@ def batch(seeds: list[int]) -> Result:
         dismantle(federation)
     gc.enable()
     gc.collect()
-    return Result(len(seeds), events, rounds, tuple(violations))
+    cpu_s = time.process_time() - began
+    return Result(len(seeds), events, rounds, cpu_s, tuple(violations))
 
 
 def report(violation: Violation, directory: Path) -> str:
@@ -86,19 +89,32 @@ def report(violation: Violation, directory: Path) -> str:
     )
 
 
-def soak(seeds: list[int], processes: int) -> Result:
+def soak(seeds: list[int], processes: int) -> Iterator[Result]:
+    """The results of all seeds, batch by batch."""
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
     if processes == 1:
-        results = [batch(each) for each in batches]
+        yield from map(batch, batches)
     else:
         with ProcessPoolExecutor(processes) as pool:
-            results = list(pool.map(batch, batches))
+            yield from pool.map(batch, batches)
+
+
+def total(results: list[Result]) -> Result:
     return Result(
         sum(each.lives for each in results),
         sum(each.events for each in results),
         sum(each.rounds for each in results),
+        sum(each.cpu_s for each in results),
         tuple(v for each in results for v in each.violations),
     )
+
+
+def _show(result: Result, transcripts: Path) -> None:
+    """What a batch has found, as soon as it is known."""
+    for violation in result.violations:
+        sys.stdout.write(report(violation, transcripts) + "\n\n")
+        sys.stdout.write(f"seed {violation.seed}: {violation.what.splitlines()[0][:160]}\n")
+    sys.stdout.flush()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -111,20 +127,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--transcripts", type=Path, default=TRANSCRIPTS)
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    result = soak(
-        list(range(options.first, options.first + options.seeds)), max(1, options.processes)
-    )
-    seconds = time.monotonic() - began
-    for violation in result.violations[:3]:
-        sys.stdout.write(report(violation, options.transcripts) + "\n\n")
-    for violation in result.violations:
-        sys.stdout.write(f"seed {violation.seed}: {violation.what.splitlines()[0][:160]}\n")
+    seeds = list(range(options.first, options.first + options.seeds))
+    results: list[Result] = []
+    for each in soak(seeds, max(1, options.processes)):
+        results.append(each)
+        _show(each, options.transcripts)
+    result, seconds = total(results), time.monotonic() - began
     kinds = Counter(v.what.splitlines()[0][:60] for v in result.violations)
     facts = {
         "schedules": result.lives,
         "violations": len(result.violations),
         "seconds": round(seconds, 2),
         "schedules_per_s": round(result.lives / seconds, 1),
+        "schedules_per_cpu_s": round(result.lives / max(result.cpu_s, 1e-9), 1),
         "events": result.events,
         "rounds_committed": result.rounds,
         "kinds": dict(kinds),
@@ -134,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         sys.stdout.write(
             f"{facts['schedules']} schedules, {facts['violations']} violations, "
-            f"{facts['schedules_per_s']} schedules/s, {result.events} events, "
+            f"{facts['schedules_per_s']} schedules/s "
+            f"({facts['schedules_per_cpu_s']} a core-second), {result.events} events, "
             f"{result.rounds} rounds committed\n"
         )
     return 1 if result.violations else 0
