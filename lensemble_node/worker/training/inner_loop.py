@@ -35,6 +35,7 @@ ShouldStop: TypeAlias = Callable[[], bool]
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_HEAD_STEP = "head.step"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class LocalState:
     """What a node keeps from round to round and never sends.
 
     ``head``: the action head's tensors.  ``optimizer``: AdamW's moments of shared and head
-    parameters, flat.  ``cursor``: batches drawn so far, which is also AdamW's step count.
+    parameters, flat.  ``cursor``: batches drawn so far, which is also AdamW's step count; a head
+    that came later has its own, as ``head.step``.
     """
 
     head: Arrays = field(default_factory=dict)
@@ -124,18 +126,27 @@ class Learner:
         self._optimizer.state.clear()
         for name, flat in self._flats.items():
             if f"{name}.exp_avg" in local.optimizer:
+                step = local.optimizer.get(
+                    f"{name}.step", np.array([local.cursor], dtype=np.float32)
+                )
                 self._optimizer.state[flat] = {
-                    "step": torch.tensor(float(local.cursor)),
+                    "step": torch.tensor(float(step[0])),
                     "exp_avg": torch.tensor(local.optimizer[f"{name}.exp_avg"]),
                     "exp_avg_sq": torch.tensor(local.optimizer[f"{name}.exp_avg_sq"]),
                 }
         self.cursor = local.cursor
 
     def _check(self, local: LocalState) -> None:
-        found = {name: array.shape for name, array in (local.head | local.optimizer).items()}
-        wanted = {name: array.shape for name, array in self._initial.items()} | {
+        found = {
+            name: array.shape
+            for name, array in (local.head | local.optimizer).items()
+            if name != _HEAD_STEP
+        }
+        # Without a head it is a fresh one, whose moments are not there either.
+        old = self._flats if local.head else {"shared": self._flats["shared"]}
+        wanted = {name: array.shape for name, array in self._initial.items() if local.head} | {
             f"{name}.{moment}": tuple(flat.shape)
-            for name, flat in self._flats.items()
+            for name, flat in old.items()
             for moment in _MOMENTS
         }
         if found and found != wanted:
@@ -155,6 +166,9 @@ class Learner:
             for moment in _MOMENTS
             if flat in self._optimizer.state
         }
+        step = float(self._optimizer.state.get(self.head.flat, {}).get("step", self.cursor))
+        if step != self.cursor:
+            moments[_HEAD_STEP] = np.array([step], dtype=np.float32)
         head = {name: view.copy() for name, view in self.head.named().items()}
         return LocalState(head, moments, self.cursor)
 

@@ -389,7 +389,7 @@ class _World:
         self._points = found.spread()
 
     def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
-        from lensemble_node.worker.training import episode_steps, inner_loop  # noqa: PLC0415
+        from lensemble_node.worker.training import episode_steps, heads, inner_loop  # noqa: PLC0415
 
         anchored = self._workload.objective.lambda_anc > 0 or self._workload.gauge.align
         if anchored and self._points is None:
@@ -401,10 +401,11 @@ class _World:
         if isinstance(learner, episode_steps.EpisodeLearner):
             learner.noise = protection.noise
         head, optimizer, cursor = making.store.read()
-        local = inner_loop.LocalState(head, optimizer, cursor.batches)
         if cursor.config_hash != self._workload.digest:
             # The first round here, or what another workload left behind.
-            local = inner_loop.LocalState()
+            head, optimizer, cursor = {}, {}, Cursor()
+        embodiment = self._data.embodiment
+        local = heads.mine(head, optimizer, cursor.batches, embodiment)
         learner.load(prior, local)
         before = self._sight(learner.model.layout.views(prior))
         segment = inner_loop.Segment(
@@ -420,7 +421,7 @@ class _World:
         encoded = release(learner.model.named(), prior, layout, self._workload.room, pipeline)
         kept = learner.local_state()
         cursor = Cursor(kept.cursor, order["round_index"], self._workload.digest)
-        making.store.write_pending(kept.head, kept.optimizer, cursor)
+        making.store.write_pending(*heads.with_others(kept, head, optimizer, embodiment), cursor)
         vector = making.store.write_vector(order["round_index"], [encoded.vector])
         found = (losses.first, losses.last)
         return _Result(vector, encoded.extent, found, protection.clip_factor, drift)
