@@ -17,9 +17,10 @@ QUICK = Watch(patience=Patience(tries=3, first_wait_s=0.01, most_wait_s=5, silen
 
 
 def content(tensors: int = 20, nbytes: int = 10_000, seed: int = 0) -> bytes:
-    """A header of rubbish, then ``tensors`` tensors, each aligned to 32."""
+    """A header whose first bytes alone are right, then tensors, each aligned to 32."""
     stride = -(-nbytes // 32) * 32
-    return np.random.default_rng(seed).bytes(HEADER_BYTES + 24 + tensors * stride)
+    rest = np.random.default_rng(seed).bytes(HEADER_BYTES + 20 + tensors * stride)
+    return b"GGUF" + rest
 
 
 def parts(

@@ -13,6 +13,8 @@ from lensemble_node.worker.inference import fetch, models
 from lensemble_node.worker.inference.cache import TENSORS
 from tests.node.range_server import serving
 from tests.node.stage_weights import QUICK, content, order, parts
+from tests.node.test_weights import in_place
+from tests.tiny_gguf import write_tiny
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
@@ -60,20 +62,24 @@ def test_models_are_listed_verified_and_pruned(
 def test_a_file_in_place_is_listed_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = content()
-    path = tmp_path / "m.gguf"
-    path.write_bytes(whole)
-    wanted = order(tmp_path / "models", whole, parts(whole), str(path), source="path")
+    path = write_tiny(tmp_path / "m.gguf")
+    wanted = in_place(path, tmp_path / "models")
     fetch.fetch(wanted).close()
     here = ("--state-dir", str(tmp_path))
     (row,) = say(capsys, "ls", *here)[1]["models"]
-    assert (row["in_place"], row["source"], row["tensors"]) == (True, str(path), 20)
-    path.write_bytes(whole[:-50] + bytes(50))
+    assert (row["in_place"], row["source"], row["tensors"]) == (
+        True,
+        str(path),
+        len(wanted.tensors),
+    )
+    at = wanted.tensors[-1].offset
+    whole = path.read_bytes()
+    path.write_bytes(whole[:at] + bytes(50) + whole[at + 50 :])
     assert say(capsys, "verify", *here)[0] == models.EXIT_DAMAGED
     path.unlink()
     assert "No such file" in say(capsys, "verify", *here)[1]["problems"][0]
     say(capsys, "prune", *here)
-    assert not list((tmp_path / "models").iterdir())
+    assert not say(capsys, "ls", *here)[1]["models"]
 
 
 def test_a_wrong_place_or_model_is_refused(

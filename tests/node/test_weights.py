@@ -15,11 +15,14 @@ from msgspec.structs import replace
 
 from lensemble import errors
 from lensemble.http_ranges import Stopped
+from lensemble.model_facts import tensors_for
+from lensemble_coord.inference import models
 from lensemble_node.worker.inference import fetch
 from lensemble_node.worker.inference.cache import TENSORS, Cache
 from lensemble_node.worker.inference.fetch import Order, Watch
 from tests.node.range_server import Fault, Origin, serving, status, whole_file
 from tests.node.stage_weights import QUICK, content, lies_there, order, parts
+from tests.tiny_gguf import write_tiny
 
 
 def test_a_stage_fetches_its_own_bytes_and_little_else(tmp_path: Path) -> None:
@@ -30,11 +33,11 @@ def test_a_stage_fetches_its_own_bytes_and_little_else(tmp_path: Path) -> None:
         assert lies_there(got.path, whole, mine)
         need = sum(each.nbytes for each in mine)
         assert need <= origin.sent <= 1.02 * need
-        assert len(origin.asked) == 2, "neighbours are asked for in one range"
-        assert got.fetched_bytes == origin.sent
+        assert len(origin.asked) == 3, "neighbours are asked for in one range"
+        assert got.fetched_bytes == origin.sent - len(b"GGUF")
         got.close()
         again = fetch.fetch(order(tmp_path, whole, mine, origin.url), QUICK)
-        assert (again.fetched_bytes, len(origin.asked)) == (0, 2)
+        assert (again.fetched_bytes, len(origin.asked)) == (0, 3)
         again.close()
 
 
@@ -111,7 +114,7 @@ def test_what_a_server_does_wrong_has_a_name(
 ) -> None:
     whole = content()
     with serving(whole) as origin:
-        origin.faults = faults(origin)  # type: ignore[operator]  # a table of functions
+        origin.faults = [None, *faults(origin)]  # type: ignore[operator]  # a table of functions
         with pytest.raises(error) as raised:
             fetch.fetch(order(tmp_path, whole, parts(whole)[:3], origin.url), QUICK)
         assert type(raised.value) is error
@@ -137,7 +140,7 @@ def test_what_passes_is_waited_for(tmp_path: Path, faults: object) -> None:
     whole = content()
     mine = parts(whole)[:4]
     with serving(whole) as origin:
-        origin.faults = faults(origin)  # type: ignore[operator]  # a table of functions
+        origin.faults = [None, *faults(origin)]  # type: ignore[operator]  # a table of functions
         got = fetch.fetch(order(tmp_path, whole, mine, origin.url), QUICK)
         assert lies_there(got.path, whole, mine)
         assert got.fetched_bytes <= 1.02 * sum(each.nbytes for each in mine)
@@ -220,7 +223,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
             origin.etag = '"second"'
             return False
 
-        origin.faults = [None, change]
+        origin.faults = [None, None, change]
         with pytest.raises(errors.WeightsChanged, match="changed while"):
             fetch.fetch(order(tmp_path, whole, mine, origin.url), QUICK)
 
@@ -388,29 +391,69 @@ def test_a_full_disk_has_a_name_and_marks_nothing(tmp_path: Path) -> None:
         got.close()
 
 
+def in_place(path: Path, cache: Path) -> Order:
+    model = models.with_digests(models.read(str(path)), cache / "digests")
+    return Order(
+        facts=model.facts,
+        manifest_digest=model.digest,
+        tensors=tensors_for(model.facts, model.tensors, 1, 3),
+        source="path",
+        place=str(path),
+        cache_dir=cache,
+    )
+
+
 def test_a_file_of_the_node_is_used_where_it_lies(tmp_path: Path) -> None:
-    whole = content()
-    every = parts(whole)
-    path = tmp_path / "m.gguf"
-    path.write_bytes(whole)
+    path = write_tiny(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    wanted = in_place(path, tmp_path / "cache")
     seen: list[str] = []
-    watch = Watch(progress=lambda phase, _done, _total: seen.append(phase))
-    wanted = order(tmp_path / "cache", whole, every, str(path), source="path")
-    got = fetch.fetch(wanted, watch)
+    got = fetch.fetch(wanted, Watch(progress=lambda phase, _done, _total: seen.append(phase)))
     assert (got.path, got.fetched_bytes) == (path, 0)
+    assert "verifying" in seen
     got.close()
     assert not list(tmp_path.glob(f"cache/*/{TENSORS}"))
-    path.write_bytes(whole[:-40] + bytes(40))
-    with pytest.raises(errors.WeightsDigestMismatch, match=r"blk\.19"):
+    last = wanted.tensors[-1]
+    at = last.offset + last.nbytes - 1
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(errors.WeightsDigestMismatch, match=last.name):
         fetch.fetch(wanted)
     path.write_bytes(whole + b"!")
-    with pytest.raises(errors.WeightsChanged, match="bytes"):
+    with pytest.raises(errors.WeightsChanged):
         fetch.fetch(wanted)
     path.unlink()
-    with pytest.raises(errors.WeightsUnreachable, match="No such file"):
+    with pytest.raises(errors.WeightsUnreachable):
         fetch.fetch(wanted)
-    with pytest.raises(errors.WeightsUnreachable, match="directory"):
-        fetch.fetch(order(tmp_path / "cache", whole, every, str(tmp_path), source="path"))
+
+
+def test_a_path_to_anything_but_the_model_is_refused_without_a_word_of_it(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    wanted = in_place(path, tmp_path / "cache")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"attack at dawn".ljust(path.stat().st_size))
+    other = write_tiny(tmp_path / "other.gguf", layers=5)
+    shown = replace(wanted.tensors[0], offset=0, nbytes=1, digest=None)
+    for bad in (
+        replace(wanted, place=str(secret)),
+        replace(wanted, place=str(secret), tensors=(shown,)),
+        replace(wanted, place=str(other)),
+        replace(wanted, tensors=(shown,)),
+        replace(wanted, place=str(tmp_path)),
+        replace(wanted, place="/dev/zero"),
+    ):
+        with pytest.raises((errors.WeightsChanged, errors.WeightsUnreachable)) as raised:
+            fetch.begin(bad)
+        assert "attack" not in raised.value.message
+        assert str(path.stat().st_size) not in raised.value.message
+
+
+def test_a_url_of_no_model_is_not_read(tmp_path: Path) -> None:
+    whole = b"root:x:0:0:" + content()[11:]
+    with serving(whole) as origin:
+        with pytest.raises(errors.WeightsChanged, match="no GGUF") as raised:
+            fetch.fetch(order(tmp_path, whole, parts(whole, digests=False), origin.url), QUICK)
+        assert "root" not in raised.value.message
+        assert origin.sent == 4
 
 
 def test_an_edge_brings_what_was_asked_for_in_order(tmp_path: Path) -> None:

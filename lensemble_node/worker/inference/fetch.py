@@ -12,8 +12,13 @@ from typing import Literal
 
 import msgspec
 
-from lensemble import gguf
-from lensemble.errors import ModelFileError, UnsupportedModel, WeightsChanged
+from lensemble import gguf, model_header
+from lensemble.errors import (
+    ModelFileError,
+    UnsupportedModel,
+    WeightsChanged,
+    WeightsUnreachable,
+)
 from lensemble.http_ranges import Patience, RangeReader, Stopped, shown
 from lensemble.model_facts import ModelFacts
 from lensemble.wire.stages import TensorPart
@@ -63,7 +68,7 @@ def begin(order: Order, watch: Watch | None = None) -> Intake:
     identity = identity_of(order.manifest_digest, order.tensors, order.source, order.place)
     path = Path(order.place) if order.source == "path" else None
     if path is not None:
-        _check_header(path, order.tensors)
+        _check_header(path, order)
     place = shown(order.place) if order.source == "url" else order.source
     about = About(
         order.facts.name,
@@ -111,7 +116,12 @@ def wait_for_others(intake: Intake, watch: Watch) -> None:
 
 
 def _over_http(order: Order, intake: Intake, watch: Watch) -> None:
+    if intake.is_complete and not intake.waits_for_others:
+        return
     reader = RangeReader(order.place, watch.should_stop, watch.patience, order.facts.file_bytes)
+    # The address comes from the coordinator; what is no model at all is not read for it.
+    if reader.read(0, len(gguf.MAGIC)) != gguf.MAGIC:
+        raise WeightsChanged(f"{reader.title} is no GGUF file")
     for _ in range(MAX_PASSES):
         for offset, length in intake.ranges:
             if not _get(reader, intake, offset, length):
@@ -143,19 +153,22 @@ def _check_parts(order: Order) -> None:
             )
 
 
-def _check_header(path: Path, tensors: tuple[TensorPart, ...]) -> None:
-    """Where bytes have no digest, the header must at least say what was planned with."""
-    if all(tensor.digest is not None for tensor in tensors) or not path.is_file():
-        return
+def _check_header(path: Path, order: Order) -> None:
+    """Only the model that was planned with is read, whatever ``path`` names.
+
+    The path comes from the coordinator.  A file that could be any of this node's would tell about
+    itself by its digests, and by what it computes as weights.  Refusals do not quote it either.
+    """
+    if not path.is_file():
+        raise WeightsUnreachable(f"{path} is no file that this node can read")
     try:
-        found = {tensor.name: tensor for tensor in gguf.parse_file(path).tensors}
-    except (ModelFileError, UnsupportedModel) as error:
-        raise WeightsChanged(f"{path}: {error.message}") from error
-    for tensor in tensors:
-        there = found.get(tensor.name)
-        if there is None or (there.ggml_type, there.shape, there.offset) != (
-            tensor.ggml_type,
-            tensor.shape,
-            tensor.offset,
-        ):
-            raise WeightsChanged(f"{path}: {tensor.name} is not as it was planned with")
+        header = gguf.parse_file(path)
+        found = {part.name: part for part in model_header.parts_of(header)}
+        same = model_header.facts_of(header) == order.facts and all(
+            found.get(tensor.name) == msgspec.structs.replace(tensor, digest=None)
+            for tensor in order.tensors
+        )
+    except (ModelFileError, UnsupportedModel):
+        same = False
+    if not same:
+        raise WeightsChanged(f"{path} is not the model that was planned with")

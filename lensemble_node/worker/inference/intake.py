@@ -245,8 +245,7 @@ class Intake:
                 found = self._shelf.hashed(tensor.offset, end, self._should_stop).hexdigest()
                 if tensor.digest not in {None, found}:
                     raise WeightsDigestMismatch(
-                        f"{self._shelf.path}: {tensor.name} is {found[:16]}"
-                        f", planned was {str(tensor.digest)[:16]}"
+                        f"{tensor.name} in {self._shelf.path} is not what its digest says"
                     )
                 self._shelf.journal.append(
                     log.Verified(tensor.name, tensor.offset, tensor.nbytes, found)
@@ -300,7 +299,7 @@ class Intake:
         self._dirty.discard(tensor.offset)
         if tensor.digest not in {None, found}:
             self._shelf.journal.append(log.Dropped(tensor.offset))
-            said = f"{tensor.name} came as {found[:16]}, planned was {str(tensor.digest)[:16]}"
+            said = f"{tensor.name} came as something else than its digest says"
             if each.resumed:
                 # Whether the old bytes or the fresh ones are wrong shows when all are fresh.
                 self._damaged = said

@@ -129,7 +129,7 @@ class Shelf:
         if size != self._file_bytes:
             os.close(fd)
             raise WeightsChanged(
-                f"{self.path} has {size} bytes, the planned model {self._file_bytes}"
+                f"{self.path} is not as long as the planned model, {self._file_bytes} bytes"
             )
         return fd
 
