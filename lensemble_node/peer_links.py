@@ -16,8 +16,8 @@ from lensemble.ids import NodeId
 from lensemble.logs import logger
 from lensemble.transport.driver import Driver, Link, PeerAddress
 
-OPEN_WITHIN_S = 12.0
-"""How long a node that does not answer is dialled."""
+OPEN_WITHIN_S = 6.0
+"""How long a node is dialled; one dial that nobody answers takes 5 s of it."""
 
 RETRY_S = 0.1
 RETRY_MAX_S = 2.0

@@ -284,6 +284,18 @@ def test_init_makes_directories_that_the_daemons_can_load(tmp_path: Path) -> Non
     assert "Error: arm-1/node.toml exists already" in again.stderr
 
 
+def test_init_makes_a_federation_that_trains_nothing(tmp_path: Path) -> None:
+    done = ctl("init", "coord", "lab", "--no-training", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == "Next: Edit lab/coord.toml, then: lensemble-coord lab/coord.toml\n"
+    assert not (tmp_path / "lab" / "workload.toml").exists()
+    assert not load(tmp_path / "lab" / "coord.toml", CoordinatorConfig).trains
+    made = json.loads(ctl("init", "node", "gpu", "--no-data", "--json", cwd=tmp_path).stdout)
+    assert made["data"] == ""
+    both = ctl("init", "node", "n", "--no-data", "--data", "d.hdf5", cwd=tmp_path)
+    assert both.returncode == 2
+
+
 def test_join_works_while_the_node_is_down(tmp_path: Path) -> None:
     ctl("init", "node", "n", cwd=tmp_path)
     done = ctl("join", TICKET, "--socket", "n", cwd=tmp_path)
