@@ -19,7 +19,7 @@ MAX_GAP_BYTES = 255
 """Padding between two tensors that is fetched along rather than asked around."""
 
 MARKS = 64
-LEAST_MARK_BYTES, MOST_MARK_BYTES = 1 << 16, 256 << 20
+LEAST_MARK_BYTES, MOST_MARK_BYTES = 1 << 16, 64 << 20
 """A mark is made ``MARKS`` times on the way, so many bytes apart at least and at most."""
 
 Progress = Callable[[Literal["fetching", "verifying"], int, int], None]
