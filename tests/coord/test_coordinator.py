@@ -412,7 +412,7 @@ async def test_an_update_of_an_attempt_that_ended_meanwhile_is_in_nobodys_way(
         await coordinator.serving.wait_for_nodes(2)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(coordinator.serving.run_rounds, 1)
-            opening, _ = await _bound_pair(coordinator, a, b)
+            opening, other = await _bound_pair(coordinator, a, b)
             late = messages.Update(
                 **{**a.fields(opening), "attempt": 7},
                 digest=a.digest(a.words(9)),
@@ -422,10 +422,10 @@ async def test_an_update_of_an_attempt_that_ended_meanwhile_is_in_nobodys_way(
                 signature=bytes(64),
             )
             coordinator.rounds.sessions[a.me.node]._announcement = late
-            for node in (a, b):
+            for node, asked in ((a, opening), (b, other)):
                 words = node.words(1)
-                signature = await node.announce(opening, words)
-                await node.send(opening, words, signature)
+                signature = await node.announce(asked, words)
+                await node.send(asked, words, signature)
         assert coordinator.serving.store.tail().c_t == 2
 
 
