@@ -24,7 +24,9 @@ class Parquet:
 
     def __init__(self, why: str) -> None:
         self._parquet = stored.optional("pyarrow.parquet", EXTRA, why)
-        self._open: OrderedDict[Path, tuple[Any, NDArray[np.int64]]] = OrderedDict()
+        self._open: OrderedDict[Path, Any] = OrderedDict()
+        self._ends: dict[Path, NDArray[np.int64]] = {}
+        """The row after the last of each group, of every file seen: what is held of all of them."""
         self._blocks = Blocks()
         self._pictures: tuple[tuple[Path, str, int], Any] | None = None
 
@@ -37,7 +39,7 @@ class Parquet:
 
     def rows(self, path: Path) -> int:
         """Rows of a file."""
-        return int(self._file(path)[1][-1])
+        return int(self._groups(path)[-1])
 
     def read(self, path: Path, name: str, kind: Kind, span: tuple[int, int]) -> NDArray[Any]:
         """Rows of column ``name`` as ``kind`` says they are; text as objects, pictures as bytes.
@@ -47,7 +49,7 @@ class Parquet:
             OSError, KeyError: see ``stored.DAMAGE``.
         """
         start, stop = span
-        _, ends = self._file(path)
+        ends = self._groups(path)
         if not 0 <= start < stop <= ends[-1]:
             raise ValueError(f"rows {start} to {stop} of {path.name}, which has {ends[-1]}")
         parts = []
@@ -61,25 +63,30 @@ class Parquet:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def close(self) -> None:
-        for file, _ in self._open.values():
+        for file in self._open.values():
             file.close()
         self._open.clear()
 
-    def _file(self, path: Path) -> tuple[Any, NDArray[np.int64]]:
+    def _file(self, path: Path) -> Any:  # noqa: ANN401 - of an optional package
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
         file = self._parquet.ParquetFile(path)
-        groups = file.metadata.num_row_groups
-        sizes = [file.metadata.row_group(index).num_rows for index in range(groups)]
-        self._open[path] = file, np.cumsum([*sizes] or [0], dtype=np.int64)
+        self._open[path] = file
         if len(self._open) > MAX_OPEN_FILES:
-            self._open.popitem(last=False)[1][0].close()
-        return self._open[path]
+            self._open.popitem(last=False)[1].close()
+        return file
+
+    def _groups(self, path: Path) -> NDArray[np.int64]:
+        if path not in self._ends:
+            about = self._file(path).metadata
+            sizes = [about.row_group(index).num_rows for index in range(about.num_row_groups)]
+            self._ends[path] = np.cumsum(sizes or [0], dtype=np.int64)
+        return self._ends[path]
 
     def _group(self, path: Path, name: str, kind: Kind, group: int) -> NDArray[Any]:
         def decode() -> NDArray[Any]:
-            table = self._file(path)[0].read_row_group(group, columns=[name])
+            table = self._file(path).read_row_group(group, columns=[name])
             column = table.column(name).combine_chunks()
             return _plain(column) if kind.text or kind.coded else _numbers(column, kind)
 

@@ -27,6 +27,8 @@ EXTRA = "zarr"
 _MARKS = (".zgroup", "zarr.json")
 _METADATA = (".zarray", ".zattrs", "zarr.json")
 _BLOSC_HEADER = 16
+_ONE_READ = 4
+"""More chunks than this are read in one go and not kept: so does a pass over all rows."""
 
 
 def is_zarr(path: Path) -> bool:
@@ -122,7 +124,8 @@ def _read(key: str, item: Any, cache: Blocks, start: int, stop: int) -> NDArray[
     """Rows of an array; whole chunks are decoded, and the last ones used are kept."""
     chunk = int(item.chunks[0])
     row_bytes = item.dtype.itemsize * int(np.prod(item.shape[1:], dtype=np.int64))
-    if item.dtype.kind in "OTU" or chunk * row_bytes > CACHE_BYTES // 4:
+    large = chunk * row_bytes > CACHE_BYTES // 4
+    if item.dtype.kind in "OTU" or large or stop - start > _ONE_READ * chunk:
         return _block(item, start, stop)
     parts = []
     for number in range(start // chunk, -(-stop // chunk)):
