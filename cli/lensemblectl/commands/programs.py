@@ -83,6 +83,14 @@ def demo(context: typer.Context) -> None:
     programs.become("lensemble_local.demo", context.args)
 
 
+def demo_inference(context: typer.Context) -> None:
+    """Split a packaged model over two nodes on this machine, and ask it.
+
+    Example: lensemblectl demo-inference --tokens 32
+    """
+    programs.become("lensemble_local.demo_inference", context.args)
+
+
 def version(socket: Socket = None, timeout: Timeout = TIMEOUT_S, json: Json = False) -> None:
     """Print the release of this command, and of the daemon if one answers.
 
