@@ -139,6 +139,13 @@ class WorkerSection(Section):
         30.0, ge=0, le=86_400, description="The longest wait between two starts."
     )
 
+    start_timeout_s: float = Field(
+        3600.0,
+        gt=0,
+        le=604_800,
+        description="A worker that has not opened its dataset after so long is started again.",
+    )
+
     @model_validator(mode="after")
     def _backoff_is_ordered(self) -> "WorkerSection":
         if self.restart_backoff_max_s < self.restart_backoff_s:

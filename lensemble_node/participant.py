@@ -132,6 +132,7 @@ class Member:
                 share_plain=config.share.plain,
                 backoff_s=config.listen.reconnect_backoff_s,
                 backoff_max_s=config.listen.reconnect_backoff_max_s,
+                start_timeout_s=config.worker.start_timeout_s,
             )
         )
         self.membership = home.membership(config) or belongs

@@ -34,7 +34,7 @@ REFUSED_DELAY_S = 60.0
 BIND_TIMEOUT_S = 120.0
 """A worker that has not even looked up what it holds by then is wedged."""
 
-REDIAL, JOIN, SETTLED, BIND = "redial", "join", "settled", "bind"
+REDIAL, JOIN, SETTLED, BIND, START = "redial", "join", "settled", "bind", "start"
 MAX_SENTENCE = 500
 PAST = frozenset({"stale", "stale_epoch"})
 """Codes of refusals of what was said too late."""
@@ -54,6 +54,8 @@ class Me(msgspec.Struct, frozen=True):
     """Take part where the coordinator sees each update by itself."""
     backoff_s: float = 0.5
     backoff_max_s: float = 15.0
+    start_timeout_s: float = 3600.0
+    """A worker that has not opened its dataset by then is wedged."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -512,6 +514,8 @@ def _depart(state: State, reason: str) -> tuple[Action, ...]:
 
 
 def _timer(state: State, timer: str) -> Step[State, Action]:
+    if timer == START:
+        return state, _end_if_starting(state)
     match state.membership, timer:
         case Resting(target, call, failures), "redial":
             dialing = Dialing(target, call + 1, failures)
@@ -528,6 +532,13 @@ def _timer(state: State, timer: str) -> Step[State, Action]:
         case _:
             # It ran out while its cancelling was on the way.
             return state, ()
+
+
+def _end_if_starting(state: State) -> tuple[Action, ...]:
+    if not isinstance(state.worker, Starting):
+        return ()
+    reason = f"it did not open its dataset within {state.me.start_timeout_s:g} s"
+    return (EndWorker(reason),)
 
 
 # ---- the link ----
@@ -625,7 +636,7 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
     joined = Joined(target, joining.call, session, failures=joining.failures)
     worker, ordered = _closing(_for_terms(state.worker, terms), state.me, welcome.last)
     idle = not terms.trains or worker_terms(state.worker) == terms
-    run = () if idle else (RunWorker(terms),)
+    run = () if idle else (RunWorker(terms), _start_within(state.me))
     offer = OfferStages(session, target.node)
     first = (CancelTimer(JOIN), ArmTimer(SETTLED, SETTLED_S), Remember(target), offer)
     return replace(state, worker=worker, membership=joined), (*first, *run, *ordered)
@@ -659,7 +670,8 @@ def _worker(state: State, event: WorkerSaid | WorkerStarted | WorkerLost) -> Ste
         case _ if isinstance(worker, NoWorker):
             return state, ()
         case WorkerStarted():
-            return replace(state, worker=Starting(worker.terms, worker.owed)), ()
+            starting = Starting(worker.terms, worker.owed)
+            return replace(state, worker=starting), (_start_within(state.me),)
         case WorkerLost(code) if isinstance(worker, Unable) and worker.code != code:
             # It said itself what was wrong before it ended.
             return state, ()
@@ -688,6 +700,10 @@ def _worker_said(
             return state, ()
 
 
+def _start_within(me: Me) -> ArmTimer:
+    return ArmTimer(START, me.start_timeout_s)
+
+
 def _able(
     state: State, worker: Starting | Able | Unable, facts: signals.Configured
 ) -> Step[State, Action]:
@@ -696,14 +712,15 @@ def _able(
         return _unable(state, worker, attempt.WorkerLost("contract_violation", reason))
     able = Able(worker.terms, facts, worker.owed)
     owed = () if worker.owed is None else (Order(worker.owed),)
-    return _settle(replace(state, worker=able), owed)
+    return _settle(replace(state, worker=able), (CancelTimer(START), *owed))
 
 
 def _unable(
     state: State, worker: Starting | Able | Unable, lost: attempt.WorkerLost
 ) -> Step[State, Action]:
     unable = Unable(worker.terms, lost.code, lost.reason, lost.remediation, worker.owed)
-    return _settle(*_feed(replace(state, worker=unable), lost))
+    after, actions = _feed(replace(state, worker=unable), lost)
+    return _settle(after, (CancelTimer(START), *actions))
 
 
 # ---- the edges ----

@@ -362,7 +362,7 @@ def test_quitting_says_leave_and_nothing_follows() -> None:
 def test_edges_wait_for_the_worker() -> None:
     play = Play().welcomed()
     assert play.hear(provision_message(pair())) == ()
-    assert play.say(CONFIGURED) == (Provide(pair()),)
+    assert play.say(CONFIGURED) == (CancelTimer("start"), Provide(pair()))
     actions = play.feed(EdgesLive(pair()))
     assert said(actions) == ["Provisioned"]
 
@@ -396,8 +396,20 @@ def test_a_worker_that_dies_faults_the_round_and_is_used_again() -> None:
     assert isinstance(play.joined.attempt, attempt.Withdrawn)
     play.feed(EdgesGone(pair(), "the worker died", pair().update.edge))
     play.hear(provision_message(pair(200)))
-    play.feed(WorkerStarted())
-    assert play.say(CONFIGURED) == (Provide(pair(200)),)
+    assert play.feed(WorkerStarted()) == (ArmTimer("start", ME.start_timeout_s),)
+    assert play.say(CONFIGURED) == (CancelTimer("start"), Provide(pair(200)))
+
+
+def test_a_worker_that_stands_still_before_its_dataset_is_open_is_ended() -> None:
+    play = Play().welcomed()
+    assert isinstance(play.state.worker, participation.Starting)
+    (ended,) = play.feed(TimerExpired("start"))
+    assert isinstance(ended, participation.EndWorker)
+    assert ended.reason == "it did not open its dataset within 3600 s"
+    assert CancelTimer("start") in play.feed(WorkerLost("worker_fault", ended.reason))
+    assert play.feed(WorkerStarted()) == (ArmTimer("start", ME.start_timeout_s),)
+    play.say(CONFIGURED)
+    assert play.feed(TimerExpired("start")) == ()
 
 
 def test_a_round_asked_of_a_node_without_a_worker_is_declined_with_the_kind_of_reason() -> None:

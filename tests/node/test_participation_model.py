@@ -42,6 +42,7 @@ class Node(RuleBasedStateMachine):
         super().__init__()
         self.state: State = State(ME)
         self.timers: set[str] = set()
+        self.start_expired = False
         self.calls: list[int] = []
         self.up: set[int] = set()
         self.epoch = 0
@@ -104,6 +105,7 @@ class Node(RuleBasedStateMachine):
                 self.order(command)
             case ArmTimer(timer=timer):
                 self.timers.add(timer)
+                self.start_expired = self.start_expired and timer != "start"
             case CancelTimer(timer=timer):
                 self.timers.discard(timer)
             case participation.Redial():
@@ -180,6 +182,8 @@ class Node(RuleBasedStateMachine):
     def expire(self, data: st.DataObject) -> None:
         timer = data.draw(st.sampled_from(sorted(self.timers)))
         self.timers.discard(timer)
+        # The supervisor answers the end of a worker with news of it.
+        self.start_expired = self.start_expired or timer == "start"
         self.feed(TimerExpired(timer))
 
     @rule()
@@ -420,6 +424,8 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_ever(self) -> None:
+        if isinstance(self.state.worker, participation.Starting):
+            assert "start" in self.timers or self.start_expired
         match self.state.membership:
             case participation.Resting():
                 assert "redial" in self.timers

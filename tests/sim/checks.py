@@ -116,6 +116,8 @@ class Checks:
         running, membership = node.timers.running, node.member.state.membership
         if node.member.busy:
             return
+        if isinstance(node.member.state.worker, participation.Starting) and node.worker:
+            assert participation.START in running, f"{node.name} waits for ever for its worker"
         match membership:
             case participation.Resting(cause=cause):
                 assert participation.REDIAL in running, f"{node.name} rests for ever"

@@ -30,6 +30,7 @@ LATE = {messages.Shares: "shares_late", messages.UnmaskAnswer: "answers_late"}
 REPEATABLE = (messages.Commitment, messages.Shares, messages.Update, messages.UnmaskAnswer)
 """What a broken node says twice."""
 
+START_TIMEOUT_S = 60.0
 RESTART_S = 1.0
 RESTART_MAX_S = 8.0
 SETTLED_S = 60.0
@@ -86,6 +87,7 @@ class NodeHost(Host):
             build="sim",
             boot=f"{self.lives:016x}",
             share_plain=True,
+            start_timeout_s=START_TIMEOUT_S,
         )
         self.arena = Arena(self.federation.arena_rings)
         self.worker: SimWorker | None = None
