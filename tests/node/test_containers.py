@@ -130,6 +130,25 @@ def test_video_comes_out_frame_by_frame(tmp_path: Path, write: recordings.Writer
         data.commitment()
 
 
+def test_the_last_picture_is_the_one_that_follows(tmp_path: Path) -> None:
+    made = recordings.recordings(LENGTHS)
+    path = recordings.robomimic(tmp_path / "d.h5", made)
+    with h5py.File(path, "r+") as file:
+        for index, each in enumerate(made):
+            shown = recordings.frames(each)
+            file[f"data/demo_{index}/obs/camera"] = shown
+            file[f"data/demo_{index}/next_obs/state"] = each.state
+            file[f"data/demo_{index}/next_obs/camera"] = shown + 1
+    with open_dataset(DataSource(path, image_keys=("camera",))) as data:
+        assert data.lengths == list(LENGTHS)
+        shown = recordings.frames(made[1])
+        assert np.array_equal(data.images(1, 0, 5), np.concatenate([shown, shown[-1:] + 1]))
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/next_obs/camera"]
+    with open_dataset(DataSource(path, image_keys=("camera",))) as data:
+        assert data.lengths == [LENGTHS[0] - 1, *LENGTHS[1:]]
+
+
 def test_pictures_alone_are_a_data_set(tmp_path: Path) -> None:
     made = recordings.recordings(LENGTHS)
     path = recordings.flat(tmp_path / "d.h5", made)
