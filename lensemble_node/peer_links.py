@@ -53,16 +53,14 @@ class PeerLinks:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take calls until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            while True:
-                link = await self._driver.accept()
-                if link.peer in self._peers:
-                    self._hold(link)
-                else:
-                    self._refused["uninvited"] += 1
-                    nursery.start_soon(link.close, UNINVITED)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                await self._accept_all(nursery)
+        finally:
+            # Stages may end after this.
+            self._nursery = None
 
     def need(self, node: NodeId) -> None:
         """Take calls of ``node``, and keep a link to it, until as many times ``release``."""
@@ -101,6 +99,15 @@ class PeerLinks:
     def links(self) -> tuple[Link, ...]:
         """Those that live."""
         return tuple(peer.link for peer in self._peers.values() if peer.link and peer.live)
+
+    async def _accept_all(self, nursery: trio.Nursery) -> None:
+        while True:
+            link = await self._driver.accept()
+            if link.peer in self._peers:
+                self._hold(link)
+            else:
+                self._refused["uninvited"] += 1
+                nursery.start_soon(link.close, UNINVITED)
 
     async def _dial(self, peer: _Peer, address: PeerAddress, cause: str) -> str:
         async with peer.turn:

@@ -122,16 +122,19 @@ class StageHost:
         self._events: deque[tuple[str, stage.Event]] = deque()
         self._stepping = False
         self._outbox, self._letters = trio.open_memory_channel[stages.StageAnswer](OUTBOX_MESSAGES)
-        self._nursery: trio.Nursery
+        self._nursery: trio.Nursery | None = None
         self._log = logger("stages")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; no worker is left on the way out."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            async for message in self._letters:
-                await self._tell(message)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                async for message in self._letters:
+                    await self._tell(message)
+        finally:
+            self._nursery = None
 
     # ---- what the member asks for ----
 
@@ -297,7 +300,9 @@ class StageHost:
         for node in self._neighbours(order):
             self.links.need(node)
         self._offer()
-        self._nursery.start_soon(self._serve, held)
+        # A plan that waited for an older one to end begins no more when this daemon ends.
+        if self._nursery is not None:
+            self._nursery.start_soon(self._serve, held, self._nursery)
 
     def _neighbours(self, order: stages.StageProvision) -> tuple[NodeId, ...]:
         """The nodes, other than the coordinator, at the far ends of its edges."""
@@ -326,7 +331,7 @@ class StageHost:
             self.links.release(node)
         self._offer()
 
-    async def _serve(self, held: Hosted) -> None:
+    async def _serve(self, held: Hosted, nursery: trio.Nursery) -> None:
         """Everything with rings and streams; when this returns no pump touches a ring."""
         order = held.order
         with held.scope:
@@ -339,13 +344,13 @@ class StageHost:
                 await trio.sleep_forever()
             self._hear(held, stage.Leased(order.run_epoch))
             await held.host.wait()
-            await self._serve_ends(held)
+            await self._serve_ends(held, nursery)
         if held.process is None:
             unused = stage.WorkerEnded(order.run_epoch, WorkerFault.code, "it was not started")
             self._hear(held, unused)
         self._hear(held, stage.Stopped(order.run_epoch))
 
-    async def _serve_ends(self, held: Hosted) -> None:
+    async def _serve_ends(self, held: Hosted, outer: trio.Nursery) -> None:
         order = held.order
         async with trio.open_nursery() as nursery:
             for spec in _specs(order):
@@ -363,7 +368,7 @@ class StageHost:
             self._hear(held, stage.Registered(order.run_epoch))
             held.process = StageProcess(self._launch, partial(self._heard, held))
             # Outside of this scope: a worker may take longer to end than the streams.
-            self._nursery.start_soon(self._work, held, held.process)
+            outer.start_soon(self._work, held, held.process)
             await held.open.wait()
             await self._open(held, nursery)
 

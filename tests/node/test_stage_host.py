@@ -14,14 +14,15 @@ from lensemble.transport.ends import TxEnd
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.wire import stages
 from lensemble_node import stage
-from tests.node.scripted import COORDINATOR, PATIENCE_S, QUICK
-from tests.node.stage_play import weights
+from lensemble_node.stage_process import Engine
+from tests.node.scripted import CALM, COORDINATOR, PATIENCE_S
+from tests.node.stage_play import fence, opening, teardown, weights
 from tests.node.staged import Floor, Node, Run, floor
 
 
 @asynccontextmanager
 async def memory_floor(directory: Path) -> AsyncIterator[Floor]:
-    network, pace = MemoryNetwork(), EndpointSettings(QUICK)
+    network, pace = MemoryNetwork(), EndpointSettings(CALM)
     driver = network.driver(COORDINATOR, pace)
     async with floor(directory, driver, lambda who: network.driver(who.node, pace)) as made:
         made.network = network
@@ -223,6 +224,60 @@ async def test_a_stopped_daemon_leaves_no_worker(tmp_path: Path) -> None:
         assert all(map(gone, pids))
 
 
+async def test_a_node_that_stops_is_felt_by_the_next_one_only(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        one, other = await f.node(), await f.node()
+        run, bystander = await f.run(one, other), await f.run(other, number=2)
+        await run.start()
+        await bystander.start()
+        pids = [pid_of(one, run), pid_of(other, run)]
+        await one.stop()
+        symptom = await other.hear(stages.StageFault)
+        assert (symptom.run, symptom.code) == (run.run, "upstream_lost")
+        with trio.fail_after(PATIENCE_S):
+            while run.run in other.host.hosted:
+                await other.host.changed.wait()
+        assert all(map(gone, pids))
+        assert await bystander.ask(2, 2) == 4
+
+
+async def test_what_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        run = await f.run(node)
+        order = run.orders[0]
+        for asked in (opening(order), stages.StageLook(**fence(order))):
+            await node.session.say(asked)
+            refused = await node.hear(stages.StageRefused)
+            assert (refused.field, refused.run) == ("run", run.run)
+        await node.session.say(teardown(order))
+        assert (await node.hear(stages.StageTornDown)).outcome == "clean"
+        for changes, field in (
+            ({"build": "lensemble 9"}, "build"),
+            ({"protocol": 9}, "protocol"),
+            ({"engine": "another"}, "engine"),
+            ({"tokenizer_digest": "0" * 64}, "tokenizer_digest"),
+            ({"sessions": 256, "ctx": 64, "rows": 999}, "inbound.capacity_bytes"),
+            ({"tensors": ()}, "tensors"),
+            ({"last": 1}, "layers"),
+        ):
+            await node.session.say(msgspec.structs.replace(order, **changes))
+            refused = await node.hear(stages.StageRefused)
+            assert refused.field == field
+        small = await f.node(inference={"memory_bytes": 4096})
+        await small.session.say((await f.run(small, number=2)).orders[0])
+        refused = await small.hear(stages.StageRefused)
+        assert refused.field == "memory_bytes"
+        assert refused.have == "4096 bytes free of 4096"
+        none = await f.node(engine=Engine("", {}, "no C compiler. Install one."))
+        assert (none.inventory.memory_bytes, none.inventory.reason) == (
+            0,
+            "no C compiler. Install one.",
+        )
+        await none.session.say((await f.run(none, number=3)).orders[0])
+        assert (await none.hear(stages.StageRefused)).field == "inference"
+
+
 async def test_a_newer_plan_replaces_the_older_and_an_older_one_is_refused(
     tmp_path: Path,
 ) -> None:
@@ -255,7 +310,7 @@ async def test_an_edge_that_ends_here_already_is_refused_and_harms_nothing(tmp_p
 async def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
     async with memory_floor(tmp_path) as f:
         node = await f.node()
-        stranger = f.network.driver(NodeId("7" * 64), EndpointSettings(QUICK))
+        stranger = f.network.driver(NodeId("7" * 64), EndpointSettings(CALM))
         await f.nursery.start(stranger.run)
         link = await stranger.dial(f.network.address(node.node))
         with trio.fail_after(PATIENCE_S):
