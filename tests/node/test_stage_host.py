@@ -258,7 +258,7 @@ async def test_what_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
             ({"engine": "another"}, "engine"),
             ({"tokenizer_digest": "0" * 64}, "tokenizer_digest"),
             ({"sessions": 256, "ctx": 64, "rows": 999}, "inbound.capacity_bytes"),
-            ({"tensors": ()}, "tensors"),
+            ({"tensors": order.tensors[::-1]}, "tensors"),
             ({"last": 1}, "layers"),
         ):
             await node.session.say(msgspec.structs.replace(order, **changes))
