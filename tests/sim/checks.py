@@ -141,7 +141,9 @@ class Checks:
         for run, outcomes in coord.books.outcomes.items():
             assert len(outcomes) == 1, f"run {run} has the outcomes {outcomes}"
         for node in self.federation.nodes:
-            charges = node.disk.read("charges a", ())
-            assert charges == node.disk.read("charges b", ())
+            charges, copy = node.disk.read("charges a", ()), node.disk.read("charges b", ())
+            # A worker that stands still may do so between the two; the next one makes them equal.
+            still = node.worker is not None and node.worker.wedged
+            assert charges == copy or (still and charges[: len(copy)] == copy)
             assert len(set(charges)) == len(charges), f"{node.name} charged a release twice"
             assert set(charges) <= node.made_vectors, f"{node.name} charged what was not made"
