@@ -13,11 +13,14 @@ from lensemble.errors import StorageError
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity.key"
 MAX_PID_BYTES = 32
+STRAYS = (files.PART_PREFIX, f".{IDENTITY_NAME}.")
 
 
 @contextmanager
 def held(path: Path) -> Iterator[Path]:
     """Make ``path`` if it is missing and keep every other daemon out of it.
+
+    What a crash left half-written in it, copies of a key among that, is removed.
 
     The lock is the kernel's and dies with the process, so nothing has to be cleaned after a kill.
 
@@ -29,6 +32,7 @@ def held(path: Path) -> Iterator[Path]:
         fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _take(fd, path)
+        _remove_strays(path)
         yield path
     finally:
         os.close(fd)
@@ -47,3 +51,11 @@ def _take(fd: int, path: Path) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     reached("lock.taken")
+
+
+def _remove_strays(path: Path) -> None:
+    """Remove files that were written aside and never got their name."""
+    with files.storage(path):
+        for entry in path.iterdir():
+            if entry.name.startswith(STRAYS) and entry.is_file():
+                entry.unlink(missing_ok=True)

@@ -208,12 +208,9 @@ CASES = tuple(cases())
 SAMPLE = frozenset(
     {
         Case("coordinator", "round", "state.sent data", 2, "open"),
-        Case("coordinator", "round", "message.sent UnmaskRequest", 1, "aggregating"),
         Case("coordinator", "round", "transaction.made records", 1, "committing"),
-        Case("coordinator", "abort", "message.made RoundClose"),
         Case("node", "round", "state.written", 2),
         Case("node", "round", "message.made UnmaskAnswer"),
-        Case("node", "round", "adopt.decided"),
     }
 )
 """What the default run visits."""

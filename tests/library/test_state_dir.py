@@ -42,3 +42,21 @@ def test_it_is_private_and_released_in_order(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o700
     with state_dir.held(path):
         pass
+
+
+def test_what_a_crash_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    (root / ".part-directory").mkdir(parents=True)
+    for name in (".part-abc", ".part-ledger.sqlite-wal", f".{state_dir.IDENTITY_NAME}.123"):
+        (root / name).write_bytes(b"x")
+    for name in (state_dir.IDENTITY_NAME, "ledger.sqlite", ".keep"):
+        (root / name).write_bytes(b"x")
+    with state_dir.held(root):
+        found = {path.name for path in root.iterdir()}
+    assert found == {
+        ".part-directory",
+        state_dir.IDENTITY_NAME,
+        "ledger.sqlite",
+        ".keep",
+        state_dir.LOCK_NAME,
+    }
