@@ -10,9 +10,9 @@ class DataSource:
 
     ``observation_keys``: state columns, concatenated in this order; none given, every float vector
     among the observations, keys sorted.  ``image_keys``: image columns, their channels concatenated
-    in this order; none given, the only one there is, if there is just one.  ``action_keys``: action
-    columns; none given, ``action`` or every ``action.KEY``, sorted.  ``embodiment``: which one,
-    where the data name them.  ``format``: a layout, or ``auto``.
+    in this order; none given, the only one there is, where no state columns are beside it.
+    ``action_keys``: action columns; none given, ``action`` or every ``action.KEY``, sorted.
+    ``embodiment``: which one, where the data name them.  ``format``: a layout, or ``auto``.
     """
 
     path: Path
