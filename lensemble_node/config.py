@@ -128,6 +128,13 @@ class WorkerSection(Section):
     """The child process that holds the tensors."""
 
     threads: int = Field(1, ge=1, le=1024, description="Threads of its tensor library.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description=(
+            'Where it trains: "cuda" needs an accelerator, "auto" uses one if it is there. Results '
+            "differ in the last bits between devices."
+        ),
+    )
     memory_bytes: int = Field(
         0, ge=0, le=1 << 44, description="Limit of its address space in bytes; 0: no limit."
     )

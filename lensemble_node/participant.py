@@ -585,6 +585,7 @@ def configuration(config: NodeConfig, terms: Terms, node: NodeId) -> signals.Con
         embodiment=data.embodiment,
         probe="" if data.probe is None else str(data.probe),
         threads=config.worker.threads,
+        device=config.worker.device,
         masked=terms.masked,
     )
 

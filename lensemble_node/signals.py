@@ -47,6 +47,7 @@ class Configure(SignalLine, frozen=True, kw_only=True, tag=True):
     probe: str = ""
     """Path of the public probe; empty if this node has none."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     masked: bool = False
     """Nothing leaves but under the masks of ``Mask``."""
 

@@ -104,6 +104,7 @@ class Desk:
             configure.node,
             configure.threads,
         )
+        self.trainer.place(configure.device)
         if workload.objective.probe_hash:
             _pin(self.trainer, workload, configure.probe)
         self.trainer.account(configure.federation)

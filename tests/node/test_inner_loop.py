@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lensemble.errors import CheckpointIntegrityError
+from lensemble.errors import CheckpointIntegrityError, ConfigError
 from lensemble.workload import Inner, initial_parameters
 from lensemble_node.worker.training.dataset import DataSource, open_dataset
+from lensemble_node.worker.training.device import choose
 from lensemble_node.worker.training.inner_loop import (
     Learner,
     LocalState,
@@ -150,3 +151,31 @@ def test_moments_are_carried_and_not_shared(folder: Path) -> None:
     run(fresh, Segment(1, 0, 7))
     run(warm, Segment(1, 0, 7))
     assert not np.array_equal(fresh.weights(), warm.weights())
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert choose("cpu").type == "cpu"
+    assert choose("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"worker.device is .cuda."):
+            choose("cuda")
+
+
+@pytest.mark.gpu
+def test_an_accelerator_learns_what_the_processor_learns(folder: Path) -> None:
+    data = open_dataset(DataSource(folder / "node0.h5"))
+    found = []
+    for name in ("cpu", "cuda"):
+        made = Learner(WORKLOAD, data.windows(2), data.action_dim, "n0", choose(name))
+        made.load(initial_parameters(WORKLOAD), LocalState())
+        made.run(SEGMENT, lambda _step, _loss: None, lambda: False)
+        assert made.model.flat.device.type == name
+        kept = made.local_state()
+        made.load(initial_parameters(WORKLOAD), kept)
+        assert all(np.array_equal(kept.head[n], v) for n, v in made.head.named().items())
+        found.append(made.weights().copy())
+        made.load(initial_parameters(WORKLOAD), LocalState())
+        made.run(SEGMENT, lambda _step, _loss: None, lambda: False)
+        found.append(made.weights().copy())
+    assert np.array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() < 1e-3

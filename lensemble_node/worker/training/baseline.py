@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from lensemble.params import FlatParameters, parameter_digest
@@ -113,10 +114,11 @@ def _together(learners: Sequence[Learner], segment: Segment, step: int) -> None:
     """One step of all ``learners`` on their mean gradient; equal weights stay equal."""
     for learner in learners:
         learner.slope(segment, step)
-    slopes = [learner.gradients[0] for learner in learners]
-    mean = np.mean(slopes, axis=0, dtype=np.float64).astype(np.float32)
-    for learner, slope in zip(learners, slopes, strict=True):
-        slope[...] = mean
+    slopes = [learner.gradients for learner in learners]
+    whole = np.stack([shared for shared, _ in slopes])
+    mean: NDArray[np.float32] = whole.mean(axis=0, dtype=np.float64).astype(np.float32)
+    for learner, (_, head) in zip(learners, slopes, strict=True):
+        learner.follow(mean, head)
         learner.descend(segment, step)
 
 

@@ -40,8 +40,8 @@ class EpisodeLearner(Learner):
             losses.append(value)
         total += terms.noise_multiplier * terms.clip_norm * self.noise.gaussian(total.size)
         total /= terms.sample_rate * episodes
-        shared, head = self.gradients
-        shared[...], head[...] = total[: shared.size], total[shared.size :]
+        cut = self.gradients[0].size
+        self.follow(*(part.astype(np.float32) for part in (total[:cut], total[cut:])))
         finite = [value for value in losses if math.isfinite(value)]
         if finite:
             self._last_loss = float(np.mean(finite))

@@ -19,7 +19,14 @@ from lensemble.params import FlatParameters
 from lensemble.seeds import derive
 from lensemble.workload import Inner, Workload, WorldModelTask
 from lensemble_node.worker.training.dataset import Windows
-from lensemble_node.worker.training.model import ActionHead, WorldModel, gradient_of, values
+from lensemble_node.worker.training.model import (
+    CPU,
+    ActionHead,
+    WorldModel,
+    slope_of,
+    values,
+    write,
+)
 from lensemble_node.worker.training.objective import (
     SKETCH_STEPS,
     Batch,
@@ -87,15 +94,24 @@ def batch_numbers(seed: int, cursor: int, count: int, size: int) -> NDArray[np.i
 class Learner:
     """Model, head and optimiser of one node, in one process."""
 
-    def __init__(self, workload: Workload, windows: Windows, action_dim: int, node: str) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        windows: Windows,
+        action_dim: int,
+        node: str,
+        device: torch.device = CPU,
+    ) -> None:
         if not isinstance(workload.task, WorldModelTask):
             raise TypeError(f"task {workload.task.kind} has no model to train")
         self.workload = workload
         self._task = workload.task
         self.windows = windows
         self.landmarks: Landmarks | None = None
-        self.model = WorldModel(workload.task)
-        self.head = ActionHead(workload.task, action_dim, derive(workload.root_seed, node))
+        self._device = device
+        self.model = WorldModel(workload.task, device)
+        seed = derive(workload.root_seed, node)
+        self.head = ActionHead(workload.task, action_dim, seed, device)
         self._node = node
         self._data_seed = 0
         self._sketch = torch.empty(0)
@@ -121,19 +137,18 @@ class Learner:
         """
         self._check(local)
         self.model.load(prior)
-        for name, view in self.head.named().items():
-            view[...] = (local.head or self._initial)[name]
+        self.head.load(local.head or self._initial)
         self._optimizer.state.clear()
         for name, flat in self._flats.items():
             if f"{name}.exp_avg" in local.optimizer:
                 step = local.optimizer.get(
                     f"{name}.step", np.array([local.cursor], dtype=np.float32)
                 )
-                self._optimizer.state[flat] = {
-                    "step": torch.tensor(float(step[0])),
-                    "exp_avg": torch.tensor(local.optimizer[f"{name}.exp_avg"]),
-                    "exp_avg_sq": torch.tensor(local.optimizer[f"{name}.exp_avg_sq"]),
+                moments = {
+                    moment: torch.tensor(local.optimizer[f"{name}.{moment}"], device=self._device)
+                    for moment in _MOMENTS
                 }
+                self._optimizer.state[flat] = {"step": torch.tensor(float(step[0]))} | moments
         self.cursor = local.cursor
 
     def _check(self, local: LocalState) -> None:
@@ -161,7 +176,7 @@ class Learner:
     def local_state(self) -> LocalState:
         """Copies of what this node keeps."""
         moments = {
-            f"{name}.{moment}": self._optimizer.state[flat][moment].numpy().copy()
+            f"{name}.{moment}": self._optimizer.state[flat][moment].cpu().numpy().copy()
             for name, flat in self._flats.items()
             for moment in _MOMENTS
             if flat in self._optimizer.state
@@ -204,7 +219,7 @@ class Learner:
         if step % SKETCH_STEPS == 0:
             count = self.workload.objective.sketch_dim
             unit = directions(segment.sketch_seed, step, self._task.latent_dim, count)
-            self._sketch = torch.from_numpy(unit)
+            self._sketch = torch.from_numpy(unit).to(self._device)
             label = f"batches:{self._node}{segment.stream}"
             self._data_seed = derive(self.workload.root_seed, label)
         value = self.gradient(self._sketch)
@@ -230,9 +245,9 @@ class Learner:
         """The loss of the windows ``numbers``, its gradient in place of the one there was."""
         observations, actions = self.windows.gather(numbers)
         seen = self.windows.images(numbers) if self._task.pictures else observations
-        batch = Batch(torch.from_numpy(seen), torch.from_numpy(actions))
-        for view in self.gradients:
-            view[...] = 0.0
+        batch = Batch(*(torch.from_numpy(each).to(self._device) for each in (seen, actions)))
+        for flat in self._flats.values():
+            slope_of(flat).zero_()
         value = loss(
             (self.model, self.head), batch, sketch, self.workload.objective, self.landmarks
         )
@@ -241,8 +256,19 @@ class Learner:
 
     @property
     def gradients(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Where the optimiser takes them from: of all shared parameters, and of the head's."""
-        return gradient_of(self.model.flat), gradient_of(self.head.flat)
+        """Of all shared parameters, and of the head's; to be read only, see ``follow``."""
+        return values(slope_of(self.model.flat)), values(slope_of(self.head.flat))
+
+    def follow(self, shared: NDArray[np.float32], head: NDArray[np.float32]) -> None:
+        """Have the optimiser take these gradients (float32, flat) in its next step."""
+        write(slope_of(self.model.flat), shared)
+        write(slope_of(self.head.flat), head)
+
+    def anchor_to(self, landmarks: Landmarks) -> None:
+        """Use ``landmarks`` where the objective has an anchor."""
+        self.landmarks = Landmarks(
+            landmarks.points.to(self._device), landmarks.targets.to(self._device)
+        )
 
     def weights(self) -> FlatParameters:
         """The shared parameters now, a view (float32, shape ``(layout.size,)``)."""

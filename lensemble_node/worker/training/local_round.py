@@ -11,7 +11,7 @@ of: checked against the budget, trained, written, charged, and only then handed 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NotRequired, TypedDict, Unpack
 
@@ -134,6 +134,14 @@ class Trainer:
             ConfigError: the workload trains no world model.
         """
         self._work.pin(probe, digest)
+
+    def place(self, device: str) -> None:
+        """Train on ``device``, "auto", "cpu" or "cuda"; to be called before ``pin`` and ``train``.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        self._work.place(device)
 
     def account(self, federation: str, entropy: Entropy = os.urandom) -> None:
         """Charge what is released to the budget in ``federation``; needed where privacy is enabled.
@@ -314,6 +322,9 @@ class _Noop:
         leaf = merkle.leaf({"noop": merkle.text_column([self._node])})
         return DatasetFacts(merkle.root([leaf]), 1, 0, 0, 0)
 
+    def place(self, _: str) -> None:
+        """Nothing is trained, anywhere."""
+
     def pin(self, probe: Path, _: Digest) -> None:
         raise ConfigError(f"the no-op task has no use for the probe {probe}")
 
@@ -373,19 +384,25 @@ class _World:
         windows = self._data.windows(task.history)
         private = workload.privacy.enabled and workload.privacy.unit == "episode"
         kind = episode_steps.EpisodeLearner if private else inner_loop.Learner
-        self._learner = kind(workload, windows, self._data.action_dim, node)
+        self._make = partial(kind, workload, windows, self._data.action_dim, node)
+        self._learner = self._make()
         self._points: torch.Tensor | None = None
         self._history = task.history
 
     def facts(self, state_dir: Path) -> DatasetFacts:
         return self._data.commitment(state_dir)
 
+    def place(self, device: str) -> None:
+        from lensemble_node.worker.training.device import choose  # noqa: PLC0415  # as above
+
+        self._learner = self._make(choose(device))
+
     def pin(self, probe: Path, digest: Digest) -> None:
         from lensemble_node.worker.training import probe as probes  # noqa: PLC0415  # as above
 
         found = probes.read(probe)
         found.expect(digest)
-        self._learner.landmarks = found.anchor()
+        self._learner.anchor_to(found.anchor())
         self._points = found.spread()
 
     def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:

@@ -55,10 +55,10 @@ def directions(seed: int, step: int, latent_dim: int, count: int) -> NDArray[np.
 
 def sigreg(latents: torch.Tensor, sketch: torch.Tensor, knots: int) -> torch.Tensor:
     """Distance of ``latents`` (n, d) from N(0, I) along ``sketch`` (d, count); a scalar >= 0."""
-    at = torch.linspace(0.0, _REACH, knots)
+    at = torch.linspace(0.0, _REACH, knots, device=latents.device)
     normal = torch.exp(-0.5 * at.square())
     # Trapezoid over [0, 3], doubled: the integrand is even.
-    weights = torch.full((knots,), 2.0 * _REACH / (knots - 1))
+    weights = torch.full((knots,), 2.0 * _REACH / (knots - 1), device=latents.device)
     weights[0] *= 0.5
     weights[-1] *= 0.5
     angles = (latents @ sketch).unsqueeze(-1) * at
@@ -99,7 +99,7 @@ def turned(latents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     Q is drawn towards the identity a little, as in alignment, so that directions of no variance
     count as not turned.
     """
-    eye = torch.eye(targets.shape[1], dtype=torch.float64)
+    eye = torch.eye(targets.shape[1], dtype=torch.float64, device=targets.device)
     fixed = targets.double()
     pull = PULL * fixed.square().sum() / len(eye)
     fit = latents.double().T @ fixed + pull * eye
