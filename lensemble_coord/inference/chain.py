@@ -99,6 +99,7 @@ class Search:
         self._layers = task.facts.layers
         self._nodes = candidates(task, offers)
         self.exhaustive = True
+        self._any_will_do = False
         self._furthest: dict[tuple[int, int], int] = {}
         ids = [candidate.offer.node for candidate in self._nodes]
         wide = 4 * task.facts.hidden + _TOKEN_BYTES
@@ -110,10 +111,16 @@ class Search:
             default=0,
         )
         self._least_out = min(self._outs, default=0)
-        reaches = sorted((self._most_layers(each) for each in self._nodes), reverse=True)
-        self._reach = (0, *accumulate(reaches))
-        """``_reach[n]``: layers that ``n`` nodes can hold at the very most."""
+        self._middle = sorted(map(self._most_between, self._nodes), reverse=True)
+        self._final = max(map(self._most_at_the_end, self._nodes), default=0)
+        self._hopeless: dict[int, int] = {}
+        """By nodes used, as bits: whoever has come no further than so far cannot be completed."""
         self._twins = [self._twin_before(index) for index in range(len(ids))]
+
+    def fits(self) -> bool:
+        """Whether there is a chain at all."""
+        self._any_will_do = True
+        return self.fewest() is not None
 
     def fewest(self) -> Found | None:
         """The best chain of the least length."""
@@ -140,29 +147,49 @@ class Search:
     def _of_length(self, length: int) -> Found | None:
         self._best: Found | None = None
         self._steps = 0
+        self._hopeless.clear()
+        reaches = accumulate((self._final, *self._middle[: length - 1]))
+        self._reach = (0, *reaches)
         if length <= len(self._nodes):
             self._extend((), 0, 0, length)
         return self._best
 
-    def _extend(self, order: tuple[int, ...], begin: int, spent: int, left: int) -> None:
+    def _extend(self, order: tuple[int, ...], begin: int, spent: int, left: int) -> bool:
+        """Whether the rest of the model fits somehow, or that was not looked into to the end."""
+        used = sum(1 << index for index in order)
+        if begin <= self._hopeless.get(used, -1):
+            return False
+        hopeful = self._try_each(order, begin, spent, left)
+        if not hopeful:
+            self._hopeless[used] = begin
+        return hopeful
+
+    def _try_each(self, order: tuple[int, ...], begin: int, spent: int, left: int) -> bool:
+        """As ``_extend``, with every node that may come next."""
+        hopeful = False
         for index in range(len(self._nodes)):
-            if index in order or self._twins[index] not in {None, *order} or self._may_stop():
+            if index in order or self._twins[index] not in {None, *order}:
                 continue
-            hop = self._hops[order[-1]][index] if order else self._ins[index]
-            time = spent + hop
-            least = (left - 1) * self._least_hop
-            least += self._outs[index] if left == 1 else self._least_out
-            if self._best is not None and time + least >= self._best.link_ns:
-                continue
+            if self._may_stop():
+                return True
             end = self._end(order, index, begin, left)
             if end is None:
                 continue
-            if left == 1:
+            time = spent + (self._hops[order[-1]][index] if order else self._ins[index])
+            least = (left - 1) * self._least_hop
+            least += self._outs[index] if left == 1 else self._least_out
+            if self._best is not None and time + least >= self._best.link_ns:
+                hopeful = True
+            elif left == 1:
                 self._best = Found((*order, index), time + self._outs[index])
+                hopeful = True
             else:
-                self._extend((*order, index), end, time, left - 1)
+                hopeful = self._extend((*order, index), end, time, left - 1) or hopeful
+        return hopeful
 
     def _may_stop(self) -> bool:
+        if self._any_will_do and self._best is not None:
+            return True
         self._steps += 1
         if self._steps > MAX_STEPS:
             self.exhaustive = False
@@ -196,13 +223,20 @@ class Search:
             self._furthest[key] = furthest(node, begin, node.have, self._layers)
         return self._furthest[key]
 
-    def _most_layers(self, node: Candidate) -> int:
-        """Layers that ``node`` could hold if they were the lightest ones and had no ends."""
-        fixed = node.footprint.least_bytes
-        lightest = accumulate(
-            size + node.footprint.cache_per_layer for size in sorted(node.footprint.layers)
+    def _most_between(self, node: Candidate) -> int:
+        """Layers that ``node`` can hold wherever it stands, except at the end."""
+        limits = {
+            furthest(node, begin, node.have, self._layers) - begin for begin in range(self._layers)
+        }
+        return max(limits)
+
+    def _most_at_the_end(self, node: Candidate) -> int:
+        """Layers that ``node`` can hold with the head."""
+        return bisect_right(
+            range(1, self._layers + 1),
+            node.have,
+            key=lambda count: node.footprint.need(self._layers - count, self._layers).required,
         )
-        return sum(fixed + size <= node.have for size in lightest)
 
     def _twin_before(self, index: int) -> int | None:
         """The nearest node before ``index`` that is like it in everything; it goes first."""

@@ -105,11 +105,6 @@ class Footprint:
         width = 2 * facts.kv_heads * facts.head_dim
         return wanted.sessions * positions * width * KEY_VALUE_BYTES
 
-    @property
-    def least_bytes(self) -> int:
-        """Less than any stage needs beside its layers."""
-        return 2 * DEFAULT_SLOTS * self._slot_bytes() + RESERVE_BYTES
-
     def need(self, first: int, last: int) -> Need:
         """Of a stage that computes layers ``first`` to ``last`` (not included)."""
         ends = 0

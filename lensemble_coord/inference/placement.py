@@ -74,7 +74,7 @@ def plan(task: Task, offers: Sequence[Offer], links: Links) -> Plan:
             if best is None or rank < best[0]:
                 best = (rank, search, found)
     if best is None:
-        raise _infeasible(task, offers, links)
+        raise _infeasible(task, offers, links, exhaustive=exhaustive)
     (_, _, engine), search, found = best
     stages = search.stages(found)
     return Plan(
@@ -135,7 +135,9 @@ def _why_unused(task: Task, offer: Offer, stages: int, engine: str) -> str:
 # ---- why nothing fits ----
 
 
-def _infeasible(task: Task, offers: Sequence[Offer], links: Links) -> PlanInfeasible:
+def _infeasible(
+    task: Task, offers: Sequence[Offer], links: Links, *, exhaustive: bool
+) -> PlanInfeasible:
     rows = [_row(task, offer) for offer in offers]
     largest = _largest_ctx(task, offers, links)
     wanted, facts = task.wanted, task.facts
@@ -147,9 +149,15 @@ def _infeasible(task: Task, offers: Sequence[Offer], links: Links) -> PlanInfeas
         where += f"; and {len(rows) - _NAMED} more"
     fits = f"the largest ctx that fits is {largest}" if largest else "no ctx fits"
     return PlanInfeasible(
-        f"{what} does not fit: {where}; {fits}",
+        f"{what} {'does not fit' if exhaustive else 'was not made to fit'}: {where}; {fits}",
         f"Give --ctx {largest}, free memory on a node, or add a node." if largest else "",
-        {"nodes": rows, "largest_ctx": largest, "ctx": wanted.ctx, "sessions": wanted.sessions},
+        {
+            "nodes": rows,
+            "largest_ctx": largest,
+            "ctx": wanted.ctx,
+            "sessions": wanted.sessions,
+            "exhaustive": exhaustive,
+        },
     )
 
 

@@ -329,3 +329,15 @@ def test_large_plans_are_made_in_a_moment() -> None:
         for at, pair in enumerate(itertools.combinations(places, 2))
     }
     _check_plan(placement.plan(what, offers, links), what, offers)
+
+
+def test_a_tight_fit_of_many_nodes_is_found() -> None:
+    """15 of 16 nodes are needed; without bounds on the rest of a chain no search gets there."""
+    facts, tensors = model(80, 1024, vocabulary=32_000)
+    what = Task(facts, tensors, Wanted(4096, 2))
+    whole = required(what, 0, 80)
+    random = Random(3)
+    offers = [offer(index, int(whole * 0.12 * random.uniform(0.8, 1.1))) for index in range(16)]
+    found = placement.plan(what, offers, {})
+    assert len(found.stages) == 15
+    _check_plan(found, what, offers)
