@@ -250,6 +250,8 @@ class Session:
             nursery.start_soon(self._post)
             if self.ground.trains:
                 nursery.start_soon(self._keep_edges, desk, spooler, numbers)
+            else:
+                self.did("idle")
             try:
                 ended = await self._listen(desk)
             except (LinkLost, FrameError) as error:

@@ -27,6 +27,7 @@ ACTIVITIES = {
     "sending": "sending update",
     "sent": "update sent",
 }
+NO_ROUNDS = "this federation trains nothing"
 MAX_DESCRIBED = 3
 """Nodes of which a status says how far they are; the rest are named only."""
 
@@ -110,7 +111,7 @@ class Observer:
             else ground.round,
             attempt=ground.attempt,
             state=str(public),
-            reason=self._reason(waiting, now),
+            reason=self._reason(waiting, now) if self._config.trains else NO_ROUNDS,
             since_s=now - self._rounds.since,
             deadline_in_s=self._due(now),
             waiting_on=tuple(sorted(self._rounds.name(node) for node in waiting.on)),

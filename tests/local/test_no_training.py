@@ -63,6 +63,9 @@ async def test_nodes_join_without_data_or_worker_and_rounds_are_refused(tmp_path
         assert status.worker.pid is None
         assert status.edges == ()
         assert status.alerts == ()
+        seen = serving.answers.observer.status()
+        assert seen.round.reason == "this federation trains nothing"
+        assert [each.activity for each in seen.participants] == ["idle"]
         with pytest.raises(OperatorError, match="trains nothing"):
             await serving.rounds.ask(1)
         nursery.cancel_scope.cancel()
