@@ -14,15 +14,16 @@ from lensemble.model_facts import (
     OUTPUT_NORM,
     ROPE_FACTORS,
     ModelFacts,
-    layer_of,
 )
 from lensemble.wire.stages import TensorPart
 
 ARCHITECTURES: dict[str, frozenset[str]] = {
-    # Each needs a test that its split answers as the whole does.
+    # Each has a test that its split answers as the whole does, and as another implementation.
     "llama": frozenset(),
+    "qwen2": frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"}),
+    "qwen3": frozenset({"attn_q_norm.weight", "attn_k_norm.weight"}),
 }
-"""Architectures that are computed, with the tensors of a layer that they have beyond llama's."""
+"""Architectures that are computed, with what each of their layers has beyond one of llama."""
 
 COMPUTED_TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 18, 21, 22, 23, 28, 30, 39, 41})
 """ggml types that tinygrad 0.14.0 unpacks; integers are left out, they hold no weights."""
@@ -207,21 +208,29 @@ def _check_heads(facts: ModelFacts, keys: _Keys) -> None:
 
 
 def shapes(facts: ModelFacts) -> dict[str, tuple[int, ...]]:
-    """Name and shape, innermost first, of every tensor that a llama model must have."""
+    """Name and shape, innermost first, of every tensor that the model must have."""
     query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     layer = {
-        "attn_norm": (facts.hidden,),
-        "attn_q": (facts.hidden, query),
-        "attn_k": (facts.hidden, key),
-        "attn_v": (facts.hidden, key),
-        "attn_output": (query, facts.hidden),
-        "ffn_norm": (facts.hidden,),
-        "ffn_gate": (facts.hidden, facts.feed_forward),
-        "ffn_up": (facts.hidden, facts.feed_forward),
-        "ffn_down": (facts.feed_forward, facts.hidden),
+        "attn_norm.weight": (facts.hidden,),
+        "attn_q.weight": (facts.hidden, query),
+        "attn_k.weight": (facts.hidden, key),
+        "attn_v.weight": (facts.hidden, key),
+        "attn_output.weight": (query, facts.hidden),
+        "ffn_norm.weight": (facts.hidden,),
+        "ffn_gate.weight": (facts.hidden, facts.feed_forward),
+        "ffn_up.weight": (facts.hidden, facts.feed_forward),
+        "ffn_down.weight": (facts.feed_forward, facts.hidden),
     }
+    beyond = {
+        "attn_q.bias": (query,),
+        "attn_k.bias": (key,),
+        "attn_v.bias": (key,),
+        "attn_q_norm.weight": (facts.head_dim,),
+        "attn_k_norm.weight": (facts.head_dim,),
+    }
+    layer |= {name: beyond[name] for name in ARCHITECTURES[facts.architecture]}
     whole = {
-        f"blk.{index}.{name}.weight": shape
+        f"blk.{index}.{name}": shape
         for index in range(facts.layers)
         for name, shape in layer.items()
     }
@@ -239,10 +248,8 @@ def _check_tensors(facts: ModelFacts, tensors: dict[str, StoredTensor]) -> None:
         if tensors[name].shape != shape:
             raise ModelFileError(f"{name} has the shape {tensors[name].shape}, not {shape}")
     optional = {ROPE_FACTORS: (facts.rope_dim // 2,)}
-    extra = ARCHITECTURES[facts.architecture]
     for name, tensor in tensors.items():
-        known = name in wanted or (layer_of(name) is not None and name.split(".", 2)[2] in extra)
-        if not known and optional.get(name) != tensor.shape:
+        if name not in wanted and optional.get(name) != tensor.shape:
             raise UnsupportedModel(f"the tensor {name} {tensor.shape} is not computed")
         if tensor.ggml_type not in COMPUTED_TYPES:
             raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""Small random llama models as GGUF files, with a tokenizer and a chat template.
+"""Small random models, llama-like, as GGUF files, with a tokenizer and a chat template.
 
 Seeded: the same arguments write the same bytes.  Weights are scaled so that logits have clear
 winners, or rounding would decide which token comes next.
@@ -37,13 +37,14 @@ def write_tiny(
     keys: dict[str, Any] | None = None,
     extra: dict[str, np.ndarray[Any, Any]] | None = None,
     alignment: int = 32,
+    architecture: str = "llama",
 ) -> Path:
     """Write a model to ``path``: ``quant`` is F32, F16, Q8_0, Q4_0, ... of its matrices.
 
     ``keys`` are further unsigned metadata of the architecture (or replace its), ``extra`` further
     F32 tensors.
     """
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_custom_alignment(alignment)
     writer.add_name(name)
     writer.add_context_length(ctx)
@@ -56,12 +57,13 @@ def write_tiny(
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     for key, value in (keys or {}).items():
-        writer.add_uint32(f"llama.{key}", value)
+        writer.add_uint32(f"{architecture}.{key}", value)
     vocabulary = _add_tokenizer(writer)
     random = np.random.default_rng(seed)
     _add(writer, "token_embd.weight", _matrix(random, HIDDEN, vocabulary, 1.0), quant)
     for layer in range(layers):
         _add_layer(writer, random, layer, quant)
+        _add_beyond(writer, random, layer, architecture)
     _add(writer, "output_norm.weight", _norm(random), "F32")
     if not tied:
         _add(writer, "output.weight", _matrix(random, HIDDEN, vocabulary, 1.0), quant)
@@ -132,6 +134,21 @@ def _add_layer(
         _add(writer, f"blk.{layer}.{named}.weight", matrix, quant)
     for named in ("attn_norm", "ffn_norm"):
         _add(writer, f"blk.{layer}.{named}.weight", _norm(random), "F32")
+
+
+def _add_beyond(
+    writer: gguf.GGUFWriter, random: np.random.Generator, layer: int, architecture: str
+) -> None:
+    """What a layer of ``architecture`` has beyond one of llama."""
+    width, key = HIDDEN // HEADS, HIDDEN // HEADS * KV_HEADS
+    if architecture == "qwen2":
+        for named, size in (("attn_q", HIDDEN), ("attn_k", key), ("attn_v", key)):
+            values = (0.5 * random.standard_normal(size)).astype(np.float32)
+            _add(writer, f"blk.{layer}.{named}.bias", values, "F32")
+    if architecture == "qwen3":
+        for named in ("attn_q_norm", "attn_k_norm"):
+            values = (1 + 0.3 * random.standard_normal(width)).astype(np.float32)
+            _add(writer, f"blk.{layer}.{named}.weight", values, "F32")
 
 
 def _matrix(

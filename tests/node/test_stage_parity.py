@@ -9,7 +9,7 @@ import pytest
 from lensemble.stage_chunk import Sampling
 from lensemble_node.engine_environment import available
 from tests.node.llama_reference import Reference
-from tests.node.stage_workers import Chain, Cut, Model, StageProcess
+from tests.node.stage_workers import Chain, Cut, Model, StageProcess, chain
 from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())
@@ -82,6 +82,22 @@ def test_a_cut_changes_nothing(crew: Crew, whole: dict[int, list[tuple[int, floa
     for cuts, length in itertools.product(SPLITS[crew.layers], LENGTHS):
         drawn = list(crew.chain(*cuts).stream(PROMPT[:length], room(length)))
         assert drawn == whole[length], f"cut at {cuts}, after a prompt of {length} tokens"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_other_architectures_are_cut_and_right_too(tmp_path: Path, architecture: str) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", layers=2, architecture=architecture, seed=3)
+    model = Model.open(path)
+    reference = Reference(path, model.facts)
+    expected = [reference.generate(PROMPT[:length], 6) for length in (1, 9, 30)]
+    for cuts in ((), (1,)):
+        with chain(model, cuts, tmp_path, CUT) as stages:
+            drawn = [stages.generate(PROMPT[:length], 6) for length in (1, 9, 30)]
+            logprobs = dict(stages.stream(PROMPT[:9], 1))
+        assert drawn == expected, cuts
+        likely = reference.logits(PROMPT[:9])[-1].log_softmax(-1)
+        assert logprobs == {int(likely.argmax()): pytest.approx(float(likely.max()), abs=1e-4)}
 
 
 def test_sampling_is_the_same_wherever_the_model_is_cut(crew: Crew) -> None:

@@ -9,7 +9,7 @@ says so, and the layer where its outcome is realised.  That is why a split chang
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -44,6 +44,16 @@ class _Linear:
     def __call__(self, x: Tensor) -> Tensor:
         y = x @ self.weight.transpose(0, 1)
         return y if self.bias is None else y + self.bias
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """Onto ``heads`` of ``width`` values; ``interleaved`` as the file has it."""
+
+    heads: int
+    width: int
+    biased: bool
+    interleaved: bool
 
 
 @dataclass(frozen=True)
@@ -225,22 +235,21 @@ class Layers:
 
     def _layer(self, loading: "_Loading", index: int) -> _Layer:
         facts, at = self.facts, f"blk.{index}"
-        width, queries = facts.hidden, facts.heads * facts.head_dim
-        keys = facts.kv_heads * facts.head_dim
-        interleaved = facts.architecture == "llama"
-        normed = loading.has(f"{at}.attn_q_norm.weight")
+        width = facts.hidden
+        beyond = ARCHITECTURES[facts.architecture]
+        biased, normed = "attn_q.bias" in beyond, "attn_q_norm.weight" in beyond
+        query, key = (
+            _Projection(heads, facts.head_dim, biased, facts.architecture == "llama")
+            for heads in (facts.heads, facts.kv_heads)
+        )
         return _Layer(
             attention_norm=loading.norm(f"{at}.attn_norm", width),
-            query=loading.linear(
-                f"{at}.attn_q", queries, width, halves_of=facts.heads if interleaved else 0
-            ),
-            key=loading.linear(
-                f"{at}.attn_k", keys, width, halves_of=facts.kv_heads if interleaved else 0
-            ),
-            value=loading.linear(f"{at}.attn_v", keys, width),
+            query=loading.projection(f"{at}.attn_q", query),
+            key=loading.projection(f"{at}.attn_k", key),
+            value=loading.projection(f"{at}.attn_v", replace(key, interleaved=False)),
             query_norm=loading.norm(f"{at}.attn_q_norm", facts.head_dim) if normed else None,
             key_norm=loading.norm(f"{at}.attn_k_norm", facts.head_dim) if normed else None,
-            output=loading.linear(f"{at}.attn_output", width, queries),
+            output=loading.linear(f"{at}.attn_output", width, facts.heads * facts.head_dim),
             forward_norm=loading.norm(f"{at}.ffn_norm", width),
             gate=loading.linear(f"{at}.ffn_gate", facts.feed_forward, width),
             up=loading.linear(f"{at}.ffn_up", facts.feed_forward, width),
@@ -267,9 +276,6 @@ class _Loading:
         self.nbytes = 0
         """Of the tensors in memory."""
 
-    def has(self, name: str) -> bool:
-        return name in self._weights
-
     def tensor(self, name: str, *shape: int, halves_of: int = 0) -> Tensor:
         stored = self._weights.get(name)
         if stored is None:
@@ -287,10 +293,13 @@ class _Loading:
     def norm(self, name: str, width: int) -> _Norm:
         return _Norm(self.tensor(f"{name}.weight", width), self._facts.norm_eps)
 
-    def linear(self, name: str, outputs: int, inputs: int, halves_of: int = 0) -> _Linear:
-        weight = self.tensor(f"{name}.weight", outputs, inputs, halves_of=halves_of)
-        bias = f"{name}.bias"
-        return _Linear(
-            weight,
-            self.tensor(bias, outputs, halves_of=halves_of) if self.has(bias) else None,
-        )
+    def linear(self, name: str, outputs: int, inputs: int) -> _Linear:
+        return _Linear(self.tensor(f"{name}.weight", outputs, inputs), None)
+
+    def projection(self, name: str, how: _Projection) -> _Linear:
+        """From activations to heads."""
+        halves_of = how.heads if how.interleaved else 0
+        outputs = how.heads * how.width
+        weight = self.tensor(f"{name}.weight", outputs, self._facts.hidden, halves_of=halves_of)
+        bias = self.tensor(f"{name}.bias", outputs, halves_of=halves_of) if how.biased else None
+        return _Linear(weight, bias)
