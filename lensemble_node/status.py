@@ -32,7 +32,7 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         link=_link(member),
         round=_round(member),
         worker=_worker(member),
-        dataset=_dataset(member),
+        dataset=_dataset(member) if session is None or session.terms.trains else None,
         config_hash="" if terms is None else terms.config_hash,
         digest="" if session is None else session.last.digest,
         contributions=member.contributions,

@@ -96,7 +96,7 @@ class Observer:
             ),
             leased_bytes=self._reception.leased_bytes,
             rss_bytes=rss_bytes(),
-            alerts=warnings(store),
+            alerts=warnings(store) if self._config.trains else (),
         )
 
     def _round(self) -> replies.RoundStatus:

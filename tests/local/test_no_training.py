@@ -62,9 +62,11 @@ async def test_nodes_join_without_data_or_worker_and_rounds_are_refused(tmp_path
         assert status.worker.reason == "this federation trains nothing"
         assert status.worker.pid is None
         assert status.edges == ()
+        assert status.dataset is None
         assert status.alerts == ()
         seen = serving.answers.observer.status()
         assert seen.round.reason == "this federation trains nothing"
+        assert seen.alerts == ()
         assert [each.activity for each in seen.participants] == ["idle"]
         with pytest.raises(OperatorError, match="trains nothing"):
             await serving.rounds.ask(1)
