@@ -37,7 +37,6 @@ WIRE_VERSION = 1
 
 MAX_EDGES_PER_NODE = 256
 MAX_WORKLOAD_BYTES = 1 << 16
-MAX_LANDMARKS = 8192
 
 # ---- membership ----
 
@@ -150,7 +149,7 @@ class RoundOpen(OfRound, frozen=True, kw_only=True, tag=True):
     """Of the nodes asked to take part in this attempt."""
     sketch_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     probe_hash: Hash | None = None
-    landmark_hashes: Annotated[tuple[Hash, ...], Meta(max_length=MAX_LANDMARKS)] = ()
+    """Covers the points, the landmarks among them and their targets, so none is named by itself."""
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)]
     global_step: Count
     """Inner steps of all earlier rounds; where the learning-rate schedule stands."""

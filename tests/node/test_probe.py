@@ -37,7 +37,6 @@ def test_a_probe_reads_back_and_keeps_its_hash(made: probe.Probe, tmp_path: Path
     again = probe.read(tmp_path / "probe.safetensors")
     assert again.digest == made.digest
     again.expect(made.digest)
-    assert len(set(made.landmark_digests)) == 20
 
 
 def test_every_array_counts_in_the_hash(made: probe.Probe) -> None:

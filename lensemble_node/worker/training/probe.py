@@ -69,15 +69,6 @@ class Probe:
             running.update(np.ascontiguousarray(array).tobytes())
         return Digest(running.hexdigest())
 
-    @property
-    def landmark_digests(self) -> tuple[Digest, ...]:
-        """For each landmark, the SHA-256 over its point and its target."""
-        pairs = zip(self.points[self.landmarks], self.targets, strict=True)
-        return tuple(
-            Digest(hashlib.sha256(point.tobytes() + target.tobytes()).hexdigest())
-            for point, target in pairs
-        )
-
     def _arrays(self) -> tuple[NDArray[np.generic], ...]:
         return self.points, self.landmarks, self.targets
 
