@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 MODEL := $(VENV)/.model
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-inference test soak lint format configs bench check clean crash-matrix endurance
+.PHONY: help install demo demo-inference test soak lint format configs bench check clean crash-matrix resource-ends weather endurance
 
 help:
 	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
@@ -21,6 +21,8 @@ help:
 	@echo "make configs write configs/*.toml from the configuration models"
 	@echo "make bench   every benchmark, one after the other"
 	@echo "make crash-matrix  every process killed at every named point (ARGS=\"-k LABEL\")"
+	@echo "make resource-ends a disk full at every named point; no descriptors, memory, rights"
+	@echo "make weather       hosts with bad networks between them, half an hour idle among it"
 	@echo "make endurance     500 rounds with restarts; what grows"
 
 install: $(STAMP)
@@ -68,6 +70,13 @@ bench: $(STAMP)
 # Every process killed at every named point, and every power loss at every flush; minutes.
 crash-matrix: $(STAMP)
 	$(BIN)/python -m pytest -m "soak or not soak" tests/e2e/test_crash_matrix.py tests/power $(ARGS)
+
+resource-ends: $(STAMP)
+	$(BIN)/python -m pytest -m "soak or not soak" tests/e2e/test_full_disk_points.py \
+		tests/e2e/test_resources.py tests/e2e/test_ends.py $(ARGS)
+
+weather: $(STAMP)
+	$(BIN)/python -m pytest -m "soak or not soak" tests/netns $(ARGS)
 
 # Five hundred rounds with restarts: fails if memory, descriptors, threads or files grow.
 endurance: $(STAMP)

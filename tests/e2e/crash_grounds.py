@@ -109,8 +109,10 @@ class Grounds:
         held = _held_of_state(victim)
         if case.state:
             assert self._state() == case.state, (case, self._state())
-        if self._died(victim):
-            assert victim.exit_status() == -signal.SIGKILL, case
+        if case.deed == "leave" or self._died(victim):
+            # One that was leaving, and whose worker alone was killed, leaves as it should.
+            expected = {-signal.SIGKILL, *({0} if case.deed == "leave" else ())}
+            assert victim.exit_status() in expected, case
             _require_gone(victim.pid, workers.get(victim.name))
             victim.begin()
             until(f"{victim.name} serves again", victim.serves, START_S)
@@ -119,6 +121,28 @@ class Grounds:
         self.require_sound(before, case)
         if case.point == "state.written":
             self._require_resumed(victim, held)
+
+    def join_through(self, case: Case) -> None:
+        """Let ``VICTIM`` join for the first time, and kill at the point of ``case`` meanwhile."""
+        members = self.members
+        victim = members[COORDINATOR if case.victim == COORDINATOR else VICTIM]
+        self._order(victim, case)
+        with contextlib.suppress(DaemonUnreachable, Declined):
+            self._invite()
+        self._wait_killed(victim, case)
+        if self._died(victim):
+            victim.begin()
+            until(f"{victim.name} serves again", victim.serves, START_S)
+        link = members.node_status(VICTIM).link
+        if link.state == "unconfigured":
+            # Neither the invite nor the membership was durable, and nobody was told it was.
+            self._invite()
+        members.wait_for(VICTIM, within_s=30.0)
+        assert not [*_litter(members[VICTIM].place / "state"), *members.state_dir.rglob(".part*")]
+
+    def _invite(self) -> None:
+        ticket = self.members.coordinator.ask(requests.Invite(uses=1)).ticket
+        self.members[VICTIM].ask(requests.Join(ticket=ticket))
 
     def _order(self, victim: Process, case: Case) -> None:
         # The blank line that tells this order from one just like it is cut off by its reader.
@@ -137,9 +161,9 @@ class Grounds:
                 assert worker is not None
                 assert worker.pid is not None
                 os.kill(worker.pid, signal.SIGKILL)
-            case "join":
-                ticket = self.members.coordinator.ask(requests.Invite(uses=1)).ticket
-                self.members[VICTIM].ask(requests.Join(ticket=ticket))
+            case "return":
+                self.members[VICTIM].kill()
+                self.members[VICTIM].begin()
             case "leave":
                 self.members[VICTIM].signal(signal.SIGTERM)
 
@@ -161,7 +185,7 @@ class Grounds:
     def _finish(self, case: Case, before: list[Any]) -> None:
         """Wait for the round that was asked for, and for the end of the run."""
         index = len(before)
-        if case.deed in {"join", "leave"}:
+        if case.deed in {"leave", "return"}:
             self.members.run(1)
         elif case.victim == COORDINATOR and case.point.endswith(NOT_YET_A_RUN):
             status = self.members.status()

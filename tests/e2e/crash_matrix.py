@@ -138,7 +138,7 @@ JOIN: dict[str, tuple[tuple[str, int], ...]] = {
     ),
     "node": (
         *((point, count) for point in _each(FILE, "coordinator.json") for count in (1, 2)),
-        *((point, 1) for point in _each(MESSAGE, "Join", "Provisioned")),
+        *((point, 1) for point in _each(MESSAGE, "Join", "Inventory", "Provisioned")),
         ("worker.says Configured", 1),
         ("worker.says Attached", 2),
     ),
@@ -166,6 +166,9 @@ LEAVE: tuple[tuple[str, int], ...] = (
     ("worker.says Detached", 1),
 )
 
+RETURN: tuple[tuple[str, int], ...] = tuple((point, 1) for point in _each(TRANSACTION, "roster"))
+"""While a node that was admitted before is let in again."""
+
 PRIVATE: tuple[tuple[str, int], ...] = tuple(
     (f"charge.{part} {name}", 1)
     for name in ("ledger.jsonl", "privacy.jsonl")
@@ -189,6 +192,7 @@ def cases() -> Iterator[Case]:
     plain = (
         ("coordinator", "round", ENDED),
         ("coordinator", "abort", ABORTED),
+        ("coordinator", "return", RETURN),
         ("node", "round", NODE_ROUND),
         ("node", "abort", WORKER_LOST),
         ("node", "private", PRIVATE),

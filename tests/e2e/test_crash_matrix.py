@@ -69,7 +69,7 @@ def _params(*deeds: str) -> list[object]:
 
 
 @e2e
-@pytest.mark.parametrize("case", _params("round", "abort", "join", "leave", "private"))
+@pytest.mark.parametrize("case", _params("round", "abort", "leave", "return", "private"))
 def test_a_process_killed_at_a_point_costs_at_most_the_attempt(keeper: Keeper, case: Case) -> None:
     keeper.visit(case)
 
@@ -77,8 +77,9 @@ def test_a_process_killed_at_a_point_costs_at_most_the_attempt(keeper: Keeper, c
 @e2e
 @pytest.mark.parametrize("case", _params("begin"))
 def test_a_daemon_killed_as_it_starts_for_the_first_time_starts_again(
-    tmp_path: Path, case: Case
+    tmp_path: Path, keeper: Keeper, case: Case
 ) -> None:
+    keeper.end()
     grounds = Grounds(tmp_path, TERMS, begun=False)
     process = grounds.members[COORDINATOR if case.victim == COORDINATOR else VICTIM]
     order = process.place / "order"
@@ -93,6 +94,20 @@ def test_a_daemon_killed_as_it_starts_for_the_first_time_starts_again(
         assert len(key.read_bytes()) == 32
         assert not list((process.place / "state").rglob(".*part*"))
         assert not list((process.place / "state").glob(".identity*")), "a key lies around"
+    finally:
+        grounds.end()
+
+
+@e2e
+@pytest.mark.parametrize("case", _params("join"))
+def test_a_process_killed_while_a_node_joins_lets_it_join(
+    tmp_path: Path, keeper: Keeper, case: Case
+) -> None:
+    keeper.end()
+    grounds = Grounds(tmp_path, TERMS, begun=False)
+    try:
+        grounds.members.start(COORDINATOR, VICTIM)
+        grounds.join_through(case)
     finally:
         grounds.end()
 
