@@ -228,6 +228,9 @@ class Member:
                 self.provisioner.feed(provision.Attached(EdgeId(edge)))
             case signals.Detached(edge=edge):
                 self.provisioner.feed(provision.Detached(EdgeId(edge)))
+            case signals.Spoiled(edge=edge, reason=reason):
+                refused = f"the worker refused what came on it: {reason}"
+                self.provisioner.feed(provision.EndFaulted(EdgeId(edge), refused))
             case _:
                 self._account(signal)
                 await self._hear(participation.WorkerSaid(signal))

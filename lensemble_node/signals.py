@@ -207,6 +207,13 @@ class Detached(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
 
 
+class Spoiled(SignalLine, frozen=True, kw_only=True, tag=True):
+    """What came on ``edge`` was refused; nothing more of it is taken until it is replaced."""
+
+    edge: _Count
+    reason: str
+
+
 class Consumed(SignalLine, frozen=True, kw_only=True, tag=True):
     edge: _Count
     slot: _Count
@@ -316,6 +323,7 @@ Event: TypeAlias = (
     Configured
     | Attached
     | Detached
+    | Spoiled
     | Consumed
     | Filled
     | Bound

@@ -338,6 +338,8 @@ class Worker:
             # The edge says nothing that can be trusted until it is replaced.
             self._refused.add(ring.edge)
             self._fail(error, inbound.at)
+            # Also where no attempt is in hand any more that the failure could end.
+            self._port.say(signals.Spoiled(edge=ring.edge, reason=error.code))
             return
         if completed is not None:
             self._port.say(signals.StateHeld(digest=completed))

@@ -23,6 +23,7 @@ COMMANDS: list[signals.Command] = [
 ]
 EVENTS: list[signals.Event] = [
     signals.Attached(edge=1),
+    signals.Spoiled(edge=1, reason="frame"),
     signals.Filled(edge=1, slot=0, extent=1),
     signals.Bound(round=0, attempt=0, holds_bytes=0),
     signals.StateHeld(digest="0" * 64),

@@ -94,9 +94,10 @@ def test_a_damaged_partial_state_is_fetched_again_from_its_start(tmp_path: Path)
         said: list[signals.Event] = []
         for chunk in w.chunks((0, 0), flat, 4000):
             said += w.give(chunk)
-        (failed,) = said
+        failed, spoiled = said
         assert isinstance(failed, signals.Failed)
         assert (failed.code, failed.round) == ("contract_violation", 0)
+        assert spoiled == signals.Spoiled(edge=STATE_EDGE, reason="contract_violation")
         # Nothing more is believed on that edge until it is replaced.
         assert w.give(b"anything") == []
         for edge in (STATE_EDGE, UPDATE_EDGE):

@@ -511,6 +511,8 @@ class NodeHost(Host):
                 self.provisioner.post(provision.Attached(EdgeId(edge)))
             case signals.Detached(edge=edge):
                 self.provisioner.post(provision.Detached(EdgeId(edge)))
+            case signals.Spoiled(edge=edge, reason=reason):
+                self.provisioner.post(provision.EndFaulted(EdgeId(edge), reason))
             case _:
                 self.member.post(participation.WorkerSaid(signal))
 

@@ -265,6 +265,7 @@ class SimWorker:
             except LensembleError as error:
                 self._refused.add(ring.edge)
                 self._fail(error, None if self._inbound is None else self._inbound[0])
+                self.say(signals.Spoiled(edge=ring.edge, reason=error.code))
                 self._inbound = None
         self.say(signals.Consumed(edge=command.edge, slot=command.slot))
 
