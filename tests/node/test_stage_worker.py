@@ -255,8 +255,11 @@ def test_stop_is_obeyed_while_it_gets_ready(model: Model, place: Path) -> None:
     stage = StageProcess(model, (0, 2), place, CUT)
     try:
         stage.begin()
-        stage.hear_until(stage_signals.Advanced)
-        assert stage.stop()[0] == 0
+        while stage.hear_until(stage_signals.Advanced).phase != "compiling":
+            pass
+        stage.tell(signals.Stop())
+        assert stage.end()[0] == 0
+        assert stage.hosted is None
     finally:
         stage.close()
 

@@ -18,6 +18,7 @@ from lensemble_node.worker.inference.engine import Float32, Replay, Tensor
 from lensemble_node.worker.inference.model import Layers
 
 FLOAT_BYTES = 4
+_KERNELS_PER_SHAPE = 14
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Computation:
 
     Args:
         layers: what is computed.
-        compiled: told after each capture: how many of how many.
+        compiled: told of each kernel: how many, of about how many; equal once all are made.
     """
 
     def __init__(self, layers: Layers, compiled: Callable[[int, int], None]) -> None:
@@ -50,15 +51,20 @@ class Computation:
         self._scratch_in = _memory(layers.rows * width * FLOAT_BYTES)
         self._scratch = _memory(layers.rows * width * FLOAT_BYTES)
         self._outcome = np.frombuffer(self._scratch, np.float32).reshape(layers.rows, width)
-        self._kernels = engine.KernelCount()
-        self._replays = {rows: self._replay() for rows in self._shapes}
-        steps = len(self._shapes) + layers.heads
-        for done, rows in enumerate(self._shapes):
+        expected = _KERNELS_PER_SHAPE * len(self._shapes) + layers.embeds + 2 * layers.heads
+
+        def made_one(count: int) -> None:
+            compiled(count, max(expected, count + 1))
+
+        self._kernels = engine.KernelCount(made_one)
+        compiled(0, expected)
+        self._replays = {rows: Replay(layers.forward) for rows in self._shapes}
+        for rows in self._shapes:
             self._run(rows, Payload((-1, 0, 0), self._scratch_in), self._payload(), (0, 0))
-            compiled(done + 1, steps)
         if layers.heads:
             self._prepare_head()
-            compiled(steps, steps)
+        self._kernels.made_one = lambda _: None
+        compiled(self._kernels.made, self._kernels.made)
         self.compiled = self._kernels.made
         """Kernels made before the first chunk."""
 
@@ -157,9 +163,6 @@ class Computation:
                 tensor = engine.over(payload.memory, rows, self.layers.facts.hidden)
             self._tensors[key] = tensor
         return tensor
-
-    def _replay(self) -> Replay:
-        return Replay(self.layers.forward)
 
     def _prepare_head(self) -> None:
         facts = self.layers.facts

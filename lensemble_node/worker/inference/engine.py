@@ -96,10 +96,14 @@ class Replay:
 
 
 class KernelCount:
-    """How many kernels were made or taken from the cache since it was made; replays make none."""
+    """How many kernels were made or taken from the cache since it was made; replays make none.
 
-    def __init__(self) -> None:
+    ``made_one`` is called before each; what it raises ends the capture.
+    """
+
+    def __init__(self, made_one: Callable[[int], None] = lambda _: None) -> None:
         self.made = 0
+        self.made_one = made_one
         for device in {HOST, DEVICE}:
             self._watch(device)
 
@@ -109,6 +113,7 @@ class KernelCount:
 
         def counted(source: str) -> bytes:
             self.made += 1
+            self.made_one(self.made)
             return make(source)
 
         vars(compiler)["compile_cached"] = counted

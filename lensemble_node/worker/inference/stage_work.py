@@ -158,7 +158,6 @@ class StageWorker:
             mapped(weights, host.tensors),
             loading,
         )
-        self._advanced("compiling", 0, 3)
         self._computation = computation = Computation(layers, compiling)
         self._port.say(
             stage_signals.Hosted(
@@ -207,7 +206,7 @@ class StageWorker:
 
     def _advanced(self, phase: stage_signals.Phase, done: int, total: int) -> None:
         """Say how far it is, not too often, and hear what has come."""
-        if phase == "compiling" or done == total or self._pace.due():
+        if done == total or self._pace.due():
             self._port.say(stage_signals.Advanced(phase=phase, done=done, total=total))
         self._look()
 
