@@ -39,20 +39,27 @@ class ModelAnswers:
             case requests.PlanModel():
                 yield run_status.plan(*await self._orchestrator.plan(_wish(request)))
             case requests.ModelRuns():
-                runs = (*self._orchestrator.runs.values(), *self._orchestrator.over)
-                yield replies.ModelRunList(runs=tuple(map(run_status.run, runs)))
+                live = map(run_status.run, self._orchestrator.runs.values())
+                yield replies.ModelRunList(runs=(*live, *self._orchestrator.over))
             case requests.InspectRun():
-                run = self._orchestrator.find(request.run)
-                if staging.takes_requests(run.state):
-                    await run.watch.ask()
-                yield run_status.run(run)
+                yield await self._inspect(request.run)
             case requests.StopRun() | requests.TeardownRun():
                 yield await self._end(request)
             case _:
                 raise OperatorError(f"{type(request).__name__} has an answer of its own")
 
+    async def _inspect(self, beginning: str) -> replies.Reply:
+        run = self._orchestrator.look(beginning)
+        if isinstance(run, replies.ModelRunStatus):
+            return run
+        if staging.takes_requests(run.state):
+            await run.watch.ask()
+        return run_status.run(run)
+
     async def _end(self, request: requests.StopRun | requests.TeardownRun) -> replies.Reply:
-        run = self._orchestrator.find(request.run)
+        run = self._orchestrator.look(request.run)
+        if isinstance(run, replies.ModelRunStatus):
+            return run
         stop = isinstance(request, requests.StopRun)
         run.hear((staging.StopAsked if stop else staging.DrainAsked)(request.reason))
         while not run.over:

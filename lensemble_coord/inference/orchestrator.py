@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import trio
 
+from lensemble.ctl.replies import ModelRunStatus
 from lensemble.edge.arena import Arena
 from lensemble.errors import OperatorError
 from lensemble.ids import EdgeId, FederationId, NodeId
@@ -14,7 +15,7 @@ from lensemble.transport.driver import Driver
 from lensemble.transport.ends import ArenaLeases
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.inference import library, placement, split, staging
+from lensemble_coord.inference import library, placement, run_status, split, staging
 from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Task
 from lensemble_coord.inference.footprint import Wanted
 from lensemble_coord.inference.library import Library
@@ -56,7 +57,7 @@ class Orchestrator:
         draw_edge: Callable[[], EdgeId],
     ) -> None:
         self.runs: dict[str, ModelRun] = {}
-        self.over: deque[ModelRun] = deque(maxlen=MAX_OVER)
+        self.over: deque[ModelRunStatus] = deque(maxlen=MAX_OVER)
         self.changed = trio.Event()
         self.leases = ArenaLeases(Arena.create(config.edges.arena_bytes))
         self._config = config.inference
@@ -151,27 +152,42 @@ class Orchestrator:
             await run.serve()
         finally:
             del self.runs[run.run]
-            self.over.append(run)
+            self.over.append(run_status.run(run))
             self._announce()
 
-    def find(self, beginning: str) -> ModelRun:
-        """The run whose id begins so; without a beginning the only one there is, or the latest.
+    def look(self, beginning: str) -> ModelRun | ModelRunStatus:
+        """The run whose id begins so, or how it ended; without a beginning the only one there is.
 
         Raises:
             OperatorError: there is none, or several.
         """
         found = [run for run in self.runs.values() if run.run.startswith(beginning)]
-        if not found:
-            found = [run for run in self.over if run.run.startswith(beginning)][-1:]
-        if not found:
+        if len(found) > 1:
+            ids = ", ".join(run.run for run in found)
+            raise OperatorError(f"{len(found)} runs are meant: {ids}", "Name one by its id.")
+        if found:
+            return found[0]
+        over = [status for status in self.over if status.run.startswith(beginning)]
+        if not over:
             raise OperatorError(
                 f"no run {beginning!r}" if beginning else "no model is provisioned",
                 "List runs with `lensemblectl runs`; start one with `lensemblectl provision`.",
             )
-        if len(found) > 1:
-            ids = ", ".join(run.run for run in found)
-            raise OperatorError(f"{len(found)} runs are meant: {ids}", "Name one with --run.")
-        return found[0]
+        return over[-1]
+
+    def find(self, beginning: str) -> ModelRun:
+        """As ``look``, of the runs that go on.
+
+        Raises:
+            OperatorError: there is none, or several, or it is over.
+        """
+        found = self.look(beginning)
+        if isinstance(found, ModelRunStatus):
+            raise OperatorError(
+                f"run {found.run} is over: {found.outcome}, {found.reason}",
+                "Provision the model again with `lensemblectl provision`.",
+            )
+        return found
 
     def _announce(self) -> None:
         self.changed.set()

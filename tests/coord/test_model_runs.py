@@ -52,7 +52,8 @@ class Rig:
     async def until_over(self, run: str) -> replies.ModelRunStatus:
         with trio.fail_after(20):
             while (status := await self.status(run)).state != "torn down":
-                await self.orchestrator.find(run).changed.wait()
+                with trio.move_on_after(0.1):
+                    await self.orchestrator.changed.wait()
         return status
 
     async def at_rest(self) -> None:
