@@ -24,6 +24,9 @@ RETRY_MAX_S = 2.0
 LINGER_S = 10.0
 """Between the end of the last stage that needs a link and the end of the link."""
 
+MAX_NEW_LINKS = 1024
+"""As many as an endpoint has links."""
+
 UNINVITED = "this is a node: it takes calls only from nodes that it is to compute with"
 
 
@@ -32,6 +35,7 @@ class _Peer:
 
     def __init__(self) -> None:
         self.needs = 0
+        self.idle_since = 0.0
         self.link: Link | None = None
         self.arrived = trio.Event()
         self.turn = trio.Lock()
@@ -48,19 +52,18 @@ class PeerLinks:
         self._driver = driver
         self._refused = refused
         self._peers: dict[NodeId, _Peer] = {}
-        self._nursery: trio.Nursery | None = None
+        self._idle = trio.Event()
+        # Tasks begin in this object's own: stages may outlive it when the daemon ends.
+        self._made, self._to_attend = trio.open_memory_channel[Link](MAX_NEW_LINKS)
         self._log = logger("peers")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take calls until cancelled."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                task_status.started()
-                await self._accept_all(nursery)
-        finally:
-            # Stages may end after this.
-            self._nursery = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._attend_all, nursery)
+            nursery.start_soon(self._let_go)
+            task_status.started()
+            await self._accept_all(nursery)
 
     def need(self, node: NodeId) -> None:
         """Take calls of ``node``, and keep a link to it, until as many times ``release``."""
@@ -68,9 +71,10 @@ class PeerLinks:
 
     def release(self, node: NodeId) -> None:
         """One ``need`` less."""
-        self._peers[node].needs -= 1
-        if self._nursery is not None and not self._peers[node].needs:
-            self._nursery.start_soon(self._let_go, node)
+        peer = self._peers[node]
+        peer.needs -= 1
+        peer.idle_since = trio.current_time()
+        self._idle.set()
 
     async def reach(self, address: PeerAddress, within_s: float = OPEN_WITHIN_S) -> None:
         """Have a live link to a node that is needed, whoever dials it.
@@ -121,13 +125,17 @@ class PeerLinks:
 
     def _hold(self, link: Link) -> None:
         peer = self._peers.get(link.peer)
-        if peer is None or self._nursery is None:
+        if peer is None:
             return
         peer.link = link
         peer.arrived.set()
         peer.arrived = trio.Event()
         self._log.info("peer.linked", peer=link.peer)
-        self._nursery.start_soon(self._attend, link)
+        self._made.send_nowait(link)
+
+    async def _attend_all(self, nursery: trio.Nursery) -> None:
+        async for link in self._to_attend:
+            nursery.start_soon(self._attend, link)
 
     async def _attend(self, link: Link) -> None:
         """Until the link is lost; whatever is said on it is too much."""
@@ -138,14 +146,22 @@ class PeerLinks:
         except (LinkLost, FrameError):
             self._log.info("peer.unlinked", peer=link.peer, reason=link.lost_reason())
 
-    async def _let_go(self, node: NodeId) -> None:
-        await trio.sleep(LINGER_S)
-        peer = self._peers.get(node)
-        if peer is None or peer.needs:
-            return
-        del self._peers[node]
-        if peer.link is not None and peer.live:
-            await peer.link.close("no stage needs this link any more")
+    async def _let_go(self) -> None:
+        """End the links that nobody has needed for a while."""
+        while True:
+            await self._idle.wait()
+            self._idle = trio.Event()
+            await trio.sleep(LINGER_S)
+            now = trio.current_time()
+            for node, peer in list(self._peers.items()):
+                if peer.needs:
+                    continue
+                if now - peer.idle_since < LINGER_S:
+                    self._idle.set()
+                    continue
+                del self._peers[node]
+                if peer.link is not None and peer.live:
+                    await peer.link.close("no stage needs this link any more")
 
 
 def reachable(bound: tuple[str, ...], toward: str) -> tuple[str, ...]:

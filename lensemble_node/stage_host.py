@@ -77,12 +77,29 @@ class Hosted:
         self.receiving: dict[EdgeId, RxEnd] = {}
         self.outbound: TxEnd | None = None
         self.process: StageProcess | None = None
+        self.untold: list[SlotIndex] = []
+        """Slots that are the worker's to fill and of which it need not know yet."""
+
         self.loaded: stage_signals.Hosted | None = None
         self.progress: stage_signals.Advanced | None = None
         self.said_at = -PROGRESS_S
         self.since = trio.current_time()
         self.computed = self.refused = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=stages.MAX_TIMES)
+
+    def tell_released(self) -> None:
+        """Tell the worker of every slot that it may fill."""
+        if self.process is not None:
+            for slot in self.untold:
+                released = signals.Released(edge=self.order.outbound.edge, slot=slot)
+                self.process.command(released)
+        self.untold.clear()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the worker knows of no slot to fill, though there is one."""
+        end = self.outbound
+        return bool(self.untold) and end is not None and len(end.lent) <= len(self.untold)
 
     @property
     def taken_bytes(self) -> int:
@@ -382,7 +399,7 @@ class StageHost:
             except LinkLost as lost:
                 self._fault(held, "unreachable", lost.message, lost.remediation)
                 await trio.sleep_forever()
-        released = partial(self._released, held, spec.edge)
+        released = partial(self._released, held)
         held.outbound = TxEnd(spec, held.regions[spec.edge], self._driver, released)
         await nursery.start(held.outbound.serve)
         if not held.outbound.over.is_set():
@@ -506,17 +523,22 @@ class StageHost:
                 return
             if slot in end.lent and extent <= end.spec.capacity_bytes:
                 end.filled(slot, extent)
+                if held.is_short:
+                    held.tell_released()
                 return
         what = f"slot {slot} of edge {edge} with {extent} bytes"
         self._fault(held, WorkerFault.code, f"{what} is not the worker's to send")
 
     def _ready(self, held: Hosted, edge: EdgeId, slot: SlotIndex, extent: int) -> None:
         if held.process is not None:
+            held.tell_released()
             held.process.command(signals.Ready(edge=edge, slot=slot, extent=extent))
 
-    def _released(self, held: Hosted, edge: EdgeId, slot: SlotIndex) -> None:
-        if held.process is not None:
-            held.process.command(signals.Released(edge=edge, slot=slot))
+    def _released(self, held: Hosted, slot: SlotIndex) -> None:
+        """While it has another slot to fill, waking the worker for this one can wait."""
+        held.untold.append(slot)
+        if held.is_short:
+            held.tell_released()
 
     # ---- what is offered ----
 

@@ -1,5 +1,6 @@
 """One worker process from its start to its end, whoever it works for."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from lensemble_node import signals
 MAX_PENDING_COMMANDS = 4096
 """A worker that leaves more commands unread is wedged."""
 
+MAX_LINES_AT_ONCE = 64
 STOP_WAIT_S = 2.0
 DRAIN_WAIT_S = 1.0
 """How long after its end what it said may still take to be read."""
@@ -87,9 +89,17 @@ class Life:
         """Pass on commands until there are no more or the process stops reading."""
         try:
             async for line in self.queue:
-                await self.stdin.send_all(line)
+                await self.stdin.send_all(line + self._more())
         except trio.BrokenResourceError:
             self.pending.close()
+
+    def _more(self) -> bytes:
+        """What else waits: whoever is woken once reads it all."""
+        lines: list[bytes] = []
+        with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+            while len(lines) < MAX_LINES_AT_ONCE:
+                lines.append(self.queue.receive_nowait())
+        return b"".join(lines)
 
     async def stop(self, wait_s: float = STOP_WAIT_S) -> None:
         """Ask it to finish, then make it."""

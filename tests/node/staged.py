@@ -194,21 +194,30 @@ class Run:
     async def ask(self, *tokens: int) -> int:
         """Send ``tokens`` as one chunk; the token that comes back."""
         self.step += 1
-        chunk = Chunk(Kind.TOKENS, 0, len(tokens), 0, self.step, Sampling())
+        await self.send(Chunk(Kind.TOKENS, 0, len(tokens), 0, self.step, Sampling()), *tokens)
+        token, step = await self.result()
+        assert step == self.step
+        return token
+
+    async def send(self, chunk: Chunk, *tokens: int) -> None:
         with trio.fail_after(PATIENCE_S):
             slot = await self.tx.acquire()
-            view = self.tx.region.slot(slot)
-            begin = stage_chunk.write(chunk, view)
-            struct.pack_into(f"<{len(tokens)}I", view, begin, *tokens)
-            self.tx.filled(slot, begin + 4 * len(tokens))
+        view = self.tx.region.slot(slot)
+        begin = stage_chunk.write(chunk, view)
+        struct.pack_into(f"<{len(tokens)}I", view, begin, *tokens)
+        self.tx.filled(slot, begin + 4 * len(tokens))
+
+    async def result(self) -> tuple[int, int]:
+        """The next token that comes back, and its step."""
+        with trio.fail_after(PATIENCE_S):
             back = await self.rx.receive()
         assert back is not None
         slot, extent = back
         result, payload = stage_chunk.read(self.rx.region.slot(slot)[:extent])
-        assert (result.kind, result.step) == (Kind.RESULT, self.step)
+        assert result.kind == Kind.RESULT
         token, _ = stage_chunk.RESULT.unpack(payload)
         self.rx.consumed(slot)
-        return int(token)
+        return int(token), result.step
 
     async def look(self, index: int) -> stages.StageSeen:
         order = self.orders[index]

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from lensemble.ids import NodeId
+from lensemble.stage_chunk import Chunk, Kind, Sampling
 from lensemble.transport.endpoint import EndpointSettings
 from lensemble.transport.ends import TxEnd
 from lensemble.transport.memory_driver import MemoryNetwork
@@ -98,6 +99,27 @@ async def test_two_nodes_compute_one_after_the_other_over_a_link_of_their_own(
             assert {answer.outcome for answer in await run.tear_down()} == {"clean"}
         await vacant(one)
         await vacant(other)
+
+
+async def test_chunks_that_nobody_waited_for_come_through_in_order(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        one, other = await f.node(), await f.node()
+        run = await (await f.run(one, other)).start()
+        count = 60
+
+        async def feed() -> None:
+            for step in range(count):
+                # As in a prompt: most chunks are only computed, and nothing comes back.
+                how = Sampling() if step % 3 == 2 else None
+                await run.send(Chunk(Kind.TOKENS, 0, 2, 0, step, how), step, 1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed)
+            answers = [await run.result() for _ in range(count // 3)]
+        assert answers == [(step + 1, step) for step in range(2, count, 3)]
+        for index in (0, 1):
+            seen = await run.look(index)
+            assert (seen.computed, seen.held) == (count, 0)
 
 
 async def test_a_killed_worker_is_said_within_two_seconds_with_its_log(tmp_path: Path) -> None:
