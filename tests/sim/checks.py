@@ -63,6 +63,8 @@ class Checks:
         for each in record.contributors:
             sent = nodes[each.node].sent.get(at, set())
             assert each.update_digest in sent, f"{each.node[:6]} did not send this"
+            bound = {said.hex() for said in nodes[each.node].committed.get(at, set())}
+            assert each.commitment_signature in bound, f"{each.node[:6]} was not bound to {at}"
             assert each.dataset_root == nodes[each.node].dataset_root
         if coord.rules.masked:
             self._check_unmasked(coord, at, names)

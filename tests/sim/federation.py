@@ -57,6 +57,7 @@ class Trouble:
         "other_dataset": 0.1,
         "repeats_itself": 0.1,
         "slow": 0.2,
+        "commitments_late": 0.3,
         "shares_late": 0.1,
         "answers_late": 0.2,
         "dies_masking": 0.3,

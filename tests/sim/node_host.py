@@ -26,7 +26,13 @@ from tests.sim.world import Actor, Host, Link, Pause, Timers
 if TYPE_CHECKING:
     from tests.sim.federation import Federation
 
-LATE = {messages.Shares: "shares_late", messages.UnmaskAnswer: "answers_late"}
+LATE = {
+    messages.Commitment: ("commitments_late", 23.0),
+    messages.Shares: ("shares_late", 60.0),
+    messages.UnmaskAnswer: ("answers_late", 60.0),
+}
+"""What may hang on its way, how probably, and for how many seconds."""
+
 REPEATABLE = (messages.Commitment, messages.Shares, messages.Update, messages.UnmaskAnswer)
 """What a broken node says twice."""
 
@@ -67,6 +73,8 @@ class NodeHost(Host):
         """Digests of the updates that left whole or in part, by attempt."""
         self.made_vectors: set[Digest] = set()
         self.adopted: list[int] = []
+        self.committed: dict[At, set[bytes]] = {}
+        """Signatures of the commitments that were said, by attempt."""
         self.reaches_coordinator = True
         self.gone = False
 
@@ -164,8 +172,8 @@ class NodeHost(Host):
         message = self.federation.tampered(self, message)
         payload = egress.permit(message)
         if self.link is not None:
-            late = LATE.get(type(message), "")
-            delay = 60.0 if late and self.happens(late) else 0.0
+            late, seconds = LATE.get(type(message), ("", 0.0))
+            delay = seconds if late and self.happens(late) else 0.0
             again = isinstance(message, REPEATABLE) and self.happens("repeats_itself")
             for _ in range(1 + again):
                 self.world.send(self.link, self, "ctl", payload, about=message, delay_s=delay)
@@ -292,6 +300,8 @@ class NodeHost(Host):
             asked.config_hash,
             keys=keys,
         )
+        at = (asked.round, asked.attempt)
+        self.committed.setdefault(at, set()).add(sign(self.node, payload))
         self.say(
             messages.Commitment(
                 federation=session.federation,
