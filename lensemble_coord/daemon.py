@@ -6,12 +6,15 @@ import trio
 from lensemble import state_dir
 from lensemble.config import load
 from lensemble.ctl import server
+from lensemble.edge.arena import Arena
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.transport.driver import Driver
+from lensemble.transport.ends import ArenaLeases
 from lensemble.workload import NoopTask, Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.ctl import Answers, routed
 from lensemble_coord.inference.answers import ModelAnswers
+from lensemble_coord.inference.model_run import Surroundings
 from lensemble_coord.inference.orchestrator import Orchestrator
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.journal import Journal
@@ -100,9 +103,17 @@ async def serve(
                 rounds = Rounds(config, store, journal)
                 await nursery.start(rounds.run)
                 reception = Reception(config, store, driver, rounds, journal)
-                orchestrator = Orchestrator(
-                    config, store.federation, driver, reception.peers, reception.numbers.draw
+                around = Surroundings(
+                    federation=store.federation,
+                    driver=driver,
+                    leases=ArenaLeases(Arena.create(config.edges.arena_bytes)),
+                    peers=reception.peers,
+                    draw_edge=reception.numbers.draw,
+                    note=journal.note,
+                    step_deadline_s=config.inference.step_deadline_s,
+                    max_waiting=config.inference.max_waiting,
                 )
+                orchestrator = Orchestrator(config, around)
                 await nursery.start(orchestrator.run)
                 await nursery.start(reception.run)
                 answers = Answers(config, store, driver, rounds, reception)

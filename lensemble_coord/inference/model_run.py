@@ -20,7 +20,7 @@ from lensemble.transport.driver import Driver
 from lensemble.transport.ends import ArenaLeases
 from lensemble.wire import fence, stages
 from lensemble.wire.stages import Address, StageAnswer
-from lensemble_coord.inference import sequence, staging
+from lensemble_coord.inference import heard, sequence, staging
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Request
 from lensemble_coord.inference.ring import Ring
@@ -43,6 +43,9 @@ class Surroundings(msgspec.Struct, frozen=True):
     leases: ArenaLeases
     peers: Peers
     draw_edge: Callable[[], EdgeId]
+    note: Callable[..., None]
+    """Records an event for people: its name, ``warn`` if it is one, and its fields."""
+
     step_deadline_s: float
     max_waiting: int
 
@@ -196,7 +199,7 @@ class ModelRun:
             return
         if isinstance(message, stages.StageSeen):
             self.watch.seen(message)
-        elif (event := _event_of(message)) is not None:
+        elif (event := heard.event_of(message)) is not None:
             self.hear(event)
 
     def node_lost(self, node: NodeId, reason: str) -> None:
@@ -208,14 +211,36 @@ class ModelRun:
         before, self.state = self.state, state
         if type(before) is not type(state):
             self._log.info("run.state", state=staging.public_state(state))
-            if isinstance(state, staging.Leaving) and state.ending.fault is not None:
-                fault = state.ending.fault
-                self._log.warning(
-                    "run.faulted", code=fault.code, stage=fault.stage, reason=fault.reason
-                )
+            self._note(before, state)
         if isinstance(state, staging.TornDown):
             self.ended_at = trio.current_time()
         self._announce()
+
+    def _note(self, before: staging.State, state: staging.State) -> None:
+        """Record what an operator will look for later."""
+        note, run = self._around.note, self.run
+        match state:
+            case staging.Provisioning():
+                note("model.provisioning", run=run, model=self.model.facts.name)
+            case staging.Provisioned() if isinstance(before, staging.Probing):
+                took = round(trio.current_time() - self.since, 3)
+                note("model.provisioned", run=run, model=self.model.facts.name, seconds=took)
+            case staging.Leaving(ending=ending) if ending.fault is not None:
+                fault = ending.fault
+                node = "" if fault.stage is None else self.plan.stages[fault.stage].name
+                note(
+                    "model.faulted",
+                    warn=True,
+                    run=run,
+                    code=fault.code,
+                    stage=fault.stage,
+                    peer=node,
+                    reason=fault.reason,
+                )
+            case staging.TornDown(ending=ending, teardown=teardown):
+                note("model.over", run=run, outcome=ending.outcome, teardown=teardown)
+            case _:
+                pass
 
     def _announce(self) -> None:
         self.changed.set()
@@ -335,7 +360,12 @@ class ModelRun:
             )
         except EdgeFault:
             return
-        await back.wait()
+        counts: Counts | None = None
+        while not back.is_set():
+            with trio.move_on_after(self._around.step_deadline_s / 2):
+                await back.wait()
+            if not back.is_set() and (counts := await self._look("probing", counts)) is None:
+                return
         self._log.info("run.probed", step=step, microseconds=self.ring.trips[-1].microseconds)
         self.hear(staging.Probed())
 
@@ -356,36 +386,3 @@ class ModelRun:
             self.hear(staging.Failed(looked))
             return None
         return looked
-
-
-def _event_of(message: StageAnswer) -> staging.Event | None:
-    match message:
-        case stages.StageWants(stage=stage, ranges=ranges):
-            return staging.Wanted(stage, ranges)
-        case stages.StageProgress(stage=stage, phase=phase, done=done, total=total):
-            return staging.Progressed(stage, phase, done, total)
-        case stages.StageReady(stage=stage):
-            loaded = staging.Loaded(
-                message.weights_bytes,
-                message.resident_bytes,
-                message.fetched_bytes,
-                message.seconds,
-            )
-            return staging.Ready(stage, loaded)
-        case stages.StageOpened(stage=stage):
-            return staging.Opened(stage)
-        case stages.StageTornDown(stage=stage, outcome=outcome, reason=reason):
-            return staging.StageGone(stage, "" if outcome == "clean" else reason or outcome)
-        case stages.StageRefused() | stages.StageFault():
-            return staging.Failed(_fault_of(message))
-        case _:
-            return None
-
-
-def _fault_of(message: stages.StageRefused | stages.StageFault) -> Fault:
-    if isinstance(message, stages.StageFault):
-        return Fault(
-            message.code, message.reason, message.stage, message.remediation, message.stderr
-        )
-    reason = f"refused: {message.field} is {message.have} there, {message.want} was asked for"
-    return Fault("stage_refused", reason, message.stage, message.remediation)

@@ -2,17 +2,13 @@
 
 import secrets
 from collections import deque
-from collections.abc import Callable
 
 import msgspec
 import trio
 
 from lensemble.ctl.replies import ModelRunStatus
-from lensemble.edge.arena import Arena
 from lensemble.errors import OperatorError
-from lensemble.ids import EdgeId, FederationId, NodeId
-from lensemble.transport.driver import Driver
-from lensemble.transport.ends import ArenaLeases
+from lensemble.ids import NodeId
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.inference import library, placement, run_status, split, staging
@@ -21,7 +17,6 @@ from lensemble_coord.inference.footprint import Wanted
 from lensemble_coord.inference.library import Library
 from lensemble_coord.inference.model_run import ModelRun, Surroundings
 from lensemble_coord.inference.models import Model
-from lensemble_coord.peers import Peers
 
 DEFAULT_CTX = 2048
 MAX_OVER = 64
@@ -43,38 +38,22 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Orchestrator:
-    """Runs of models over the nodes of ``peers``.
+    """Runs of models over the nodes that are here.
 
     ``changed`` is set, and replaced, whenever a run begins or ends.
     """
 
-    def __init__(
-        self,
-        config: CoordinatorConfig,
-        federation: FederationId,
-        driver: Driver,
-        peers: Peers,
-        draw_edge: Callable[[], EdgeId],
-    ) -> None:
+    def __init__(self, config: CoordinatorConfig, around: Surroundings) -> None:
         self.runs: dict[str, ModelRun] = {}
         self.over: deque[ModelRunStatus] = deque(maxlen=MAX_OVER)
         self.changed = trio.Event()
-        self.leases = ArenaLeases(Arena.create(config.edges.arena_bytes))
         self._config = config.inference
-        self._peers = peers
+        self.around = around
+        self._peers = around.peers
         self._library = Library(config.state_dir / "models")
-        self._around = Surroundings(
-            federation=federation,
-            driver=driver,
-            leases=self.leases,
-            peers=peers,
-            draw_edge=draw_edge,
-            step_deadline_s=config.inference.step_deadline_s,
-            max_waiting=config.inference.max_waiting,
-        )
         self._rules = staging.Rules(
             stall_s=config.inference.stall_timeout_s,
-            probe_s=config.inference.step_deadline_s,
+            probe_s=3 * config.inference.step_deadline_s,
             teardown_s=config.inference.teardown_timeout_s,
         )
         self._nursery: trio.Nursery
@@ -141,7 +120,7 @@ class Orchestrator:
                 "Tear one down: lensemblectl teardown RUN.",
             )
         material = await self._library.open(model, wish.fetch)
-        run = ModelRun(secrets.token_hex(8), self._around, material, plan, self._rules)
+        run = ModelRun(secrets.token_hex(8), self.around, material, plan, self._rules)
         self.runs[run.run] = run
         self._nursery.start_soon(self._keep, run)
         self._announce()

@@ -1,5 +1,6 @@
 """Runs of models through the whole coordinator, on scripted stages over the memory driver."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -65,7 +66,7 @@ class Rig:
         assert [e.node.arena.leased_bytes() for e in self.stages] == [
             e.idle_bytes for e in self.stages
         ]
-        assert self.orchestrator.leases.arena.leased_bytes() == 0
+        assert self.orchestrator.around.leases.arena.leased_bytes() == 0
 
 
 @asynccontextmanager
@@ -275,3 +276,32 @@ async def test_what_cannot_be_planned_fetches_nothing(tmp_path: Path) -> None:
         assert not any(each.orders for each in here.stages)
         with pytest.raises(OperatorError, match="no model is provisioned"):
             await here.prompt()
+
+
+async def test_a_probe_that_does_not_come_back_names_the_stage(tmp_path: Path) -> None:
+    async with rig(tmp_path, step_deadline_s=0.4) as here:
+        here.stages[1].moving = trio.Event()
+        over = await here.until_over((await here.provision()).run)
+        assert (over.fault.code, over.fault.name) == ("stage_stalled", "node-1")
+        assert "probing" in over.fault.reason
+        await here.at_rest()
+
+
+async def test_what_becomes_of_a_run_is_recorded(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        await here.provision()
+        await here.last(requests.TeardownRun())
+        journal = here.coordinator.serving.rounds.journal
+        with trio.fail_after(5):
+            while True:
+                written = journal.written
+                events = here.coordinator.serving.store.events(0, 100)
+                names = [json.loads(each.event)["event"] for each in events]
+                if "model.over" in names:
+                    break
+                await written.wait()
+        assert [each for each in names if each.startswith("model.")] == [
+            "model.provisioning",
+            "model.provisioned",
+            "model.over",
+        ]
