@@ -84,7 +84,7 @@ def test_status_says_what_each_phase_waits_for(tmp_path: Path) -> None:
         members.wait_training()
         collecting = members.status().round
         assert (collecting.state, collecting.quorum, collecting.bound) == ("collecting", 2, 2)
-        assert collecting.reason == "waiting for 2 of 2 updates (have 0, quorum 2)"
+        assert collecting.reason.startswith("waiting for 2 of 2 updates (have 0, quorum 2); node-")
         assert collecting.waiting_on == ("node-0", "node-1")
         assert 0 < collecting.since_s < 5
         assert collecting.deadline_in_s is not None
