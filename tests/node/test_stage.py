@@ -9,7 +9,7 @@ from lensemble.errors import InvalidTransition
 from lensemble.wire import stages
 from lensemble_node import signals, stage_signals
 from lensemble_node import stage as s
-from tests.node.stage_play import opening, provision, teardown, weights
+from tests.node.stage_play import fence, opening, provision, teardown, weights
 
 ORDER, NEWER = provision(1), provision(2)
 INBOUND, OUTBOUND = s.edges(ORDER)
@@ -35,6 +35,7 @@ EVENTS: list[s.Event] = [
     s.Withdraw(teardown(ORDER)),
     s.Withdraw(teardown(NEWER)),
     s.Withdraw(teardown(provision(0))),
+    s.Look(stages.StageLook(**fence(ORDER))),
     s.LinkGone(),
     s.Leased(1),
     s.Leased(7),
