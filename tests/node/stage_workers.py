@@ -285,7 +285,11 @@ def tokens_chunk(chunk: Chunk, tokens: Sequence[int]) -> bytes:
 
 @contextmanager
 def chain(
-    model: Model, cuts: Sequence[int], cache_dir: Path, cut: Cut | None = None
+    model: Model,
+    cuts: Sequence[int],
+    cache_dir: Path,
+    cut: Cut | None = None,
+    device: str = "",
 ) -> Iterator[Chain]:
     """Stages that end at each of ``cuts`` and at the last layer, all started at once."""
     cut = cut or Cut()
@@ -293,7 +297,9 @@ def chain(
     with ExitStack() as stack:
         stages = []
         for span in itertools.pairwise(bounds):
-            stage = StageProcess(model, span, cache_dir, cut)
+            stage = StageProcess(
+                model, span, cache_dir, cut, environment=stage_environment(cache_dir, device)
+            )
             stack.callback(stage.close)
             stage.begin()
             stages.append(stage)

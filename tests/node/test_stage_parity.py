@@ -134,3 +134,17 @@ def test_no_kernel_is_made_after_the_first_chunk(crew: Crew) -> None:
         assert status == 0
         assert said.startswith("kernels: ")
         assert said.endswith("before the first chunk, 0 since\n")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["CUDA", "AMD"])
+def test_a_gpu_says_what_another_implementation_says(tmp_path: Path, device: str) -> None:
+    if available(device):
+        pytest.skip(available(device))
+    path = write_tiny(tmp_path / "tiny.gguf", layers=2, seed=3)
+    model = Model.open(path)
+    reference = Reference(path, model.facts)
+    expected = [reference.generate(PROMPT[:length], 6) for length in (1, 9, 30)]
+    for cuts in ((), (1,)):
+        with chain(model, cuts, tmp_path, CUT, device) as stages:
+            assert [stages.generate(PROMPT[:length], 6) for length in (1, 9, 30)] == expected

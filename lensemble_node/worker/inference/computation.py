@@ -5,6 +5,7 @@ zeros where it lies.  The causal mask keeps the padding out of what is computed,
 overwrites what it left in the caches.
 """
 
+import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Computation:
 
     Args:
         layers: what is computed.
-        compiled: told of each kernel: how many, of about how many; equal once all are made.
+        compiled: told of each step: how many, of about how many; equal once it is done.
     """
 
     def __init__(self, layers: Layers, compiled: Callable[[int, int], None]) -> None:
@@ -51,22 +52,30 @@ class Computation:
         self._scratch_in = _memory(layers.rows * width * FLOAT_BYTES)
         self._scratch = _memory(layers.rows * width * FLOAT_BYTES)
         self._outcome = np.frombuffer(self._scratch, np.float32).reshape(layers.rows, width)
-        expected = _KERNELS_PER_SHAPE * len(self._shapes) + layers.embeds + 2 * layers.heads
-
-        def made_one(count: int) -> None:
-            compiled(count, max(expected, count + 1))
-
-        self._kernels = engine.KernelCount(made_one)
-        compiled(0, expected)
         self._replays = {rows: Replay(layers.forward) for rows in self._shapes}
+        self._kernels = engine.KernelCount()
+        self._compile(compiled)
+        self.compiled = self._kernels.made
+        """Kernels made before the first chunk."""
+
+    def _compile(self, compiled: Callable[[int, int], None]) -> None:
+        """Capture every shape; a layer that is traced and a kernel that is made are a step each."""
+        layers, done = self.layers, itertools.count(1)
+        traced = len(self._shapes) * (layers.last - layers.first)
+        kernels = _KERNELS_PER_SHAPE * len(self._shapes) + layers.embeds + 2 * layers.heads
+
+        def step() -> None:
+            count = next(done)
+            compiled(count, max(traced + kernels, count + 1))
+
+        layers.traced = self._kernels.made_one = step
         for rows in self._shapes:
             self._run(rows, Payload((-1, 0, 0), self._scratch_in), self._payload(), (0, 0))
         if layers.heads:
             self._prepare_head()
-        self._kernels.made_one = lambda _: None
-        compiled(self._kernels.made, self._kernels.made)
-        self.compiled = self._kernels.made
-        """Kernels made before the first chunk."""
+        layers.traced = self._kernels.made_one = _nothing
+        last = next(done) - 1
+        compiled(last, last)
 
     @property
     def row_bytes(self) -> int:
@@ -172,6 +181,10 @@ class Computation:
         self._logits_tensor = engine.over(logits, 1, facts.vocabulary)
         self._head = Replay(self.layers.logits)
         self._head(self._row_tensor, self._logits_tensor)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _memory(nbytes: int) -> memoryview:

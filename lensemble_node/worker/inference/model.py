@@ -142,7 +142,9 @@ class Layers:
         self.first, self.last = span
         self.ctx, self.rows, self.sessions = cache
         self.embeds, self.heads = self.first == 0, self.last == facts.layers
-        self.nbytes = 0
+        self.traced: Callable[[], None] = lambda: None
+        """Called before each layer whenever the graph is made, which is while it is captured."""
+
         loading = _Loading(facts, weights, progress)
         self._cosine, self._sine = self._rotation(weights.get("rope_freqs.weight"))
         width = facts.hidden
@@ -172,7 +174,9 @@ class Layers:
             x = self._embedding[x]
         x = x.contiguous()
         for layer in self._layers[:-1]:
+            self.traced()
             x = self._through(layer, x, start, session).contiguous().realize()
+        self.traced()
         x = self._through(self._layers[-1], x, start, session)
         return into.assign(x.to(engine.HOST)).realize()
 
