@@ -7,18 +7,20 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from lensemble.edge.arena import Arena
 from lensemble.errors import LensembleError, OutOfMemory
 from lensemble_node import signals, stage_signals
 from lensemble_node.worker import guard
+from lensemble_node.worker.inference import kernel_cache
 from lensemble_node.worker.port import DaemonGone, Port
 
 
 def main() -> int:
     """Work until the daemon says stop or is gone: 0 then, 1 after a fault, 71 without memory."""
     options = _options()
-    if "DEV" not in os.environ or os.environ.get("DEBUG") != "0":
+    if not {"DEV", "CACHEDB"} <= os.environ.keys() or os.environ.get("DEBUG") != "0":
         print("fatal: not started in the environment of a stage", file=sys.stderr)  # noqa: T201
         return 1
     guard.die_with(options.parent)
@@ -60,6 +62,7 @@ def _work(options: argparse.Namespace, port: Port[stage_signals.Command]) -> int
     if arena.nbytes != options.arena_bytes:
         print(f"an arena of {arena.nbytes} bytes, not {options.arena_bytes}", file=sys.stderr)  # noqa: T201
         return 1
+    kernel_cache.make_usable(Path(os.environ["CACHEDB"]))
     # After the limits, which this import must obey.
     from lensemble_node.worker.inference.stage_work import StageWorker  # noqa: PLC0415
 
