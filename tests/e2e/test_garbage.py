@@ -200,8 +200,9 @@ async def test_a_member_that_babbles_is_answered_and_counted(members: Federation
             assert (await _refusal(link)).code == "misplaced"
             await link.send(b"\x63\x00zz")
             assert (await _refusal(link)).code == "contract_violation"
+            now = {"round": len(members.closed()), "attempt": members.status().round.attempt}
             commitment = messages.Commitment(
-                **fence, round=0, attempt=0, dataset_root="5" * 64, episodes=1, holds_bytes=0,
+                **fence, **now, dataset_root="5" * 64, episodes=1, holds_bytes=0,
                 signature=bytes(64),
             )  # fmt: skip
             await link.send(codec.encode(commitment))
