@@ -6,12 +6,14 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from lensemble.ctl import replies, requests
 from lensemble.errors import ContextLengthExceeded, OperatorError, PlanInfeasible
+from lensemble.wire import stages
 from tests.coord.scripted_stage import ScriptedStages, answer, hosting
 from tests.coord.test_coordinator import Bench, bench
 from tests.tiny_gguf import write_tiny
@@ -110,8 +112,8 @@ async def test_a_model_answers_through_two_nodes(tmp_path: Path) -> None:
         assert ready.state == "provisioned"
         assert [(each.first, each.last) for each in ready.stages] == [(0, 2), (2, 4)]
         raw = here.model.read_bytes()
-        for stages in here.stages:
-            for offset, piece in stages.fetched.items():
+        for each in here.stages:
+            for offset, piece in each.fetched.items():
                 assert raw[offset : offset + len(piece)] == piece
         *tokens, end = await here.prompt()
         assert [each.token for each in tokens] == answer(here.tokens(), 5)
@@ -137,8 +139,8 @@ async def test_requests_share_slots_and_a_fifth_queues(tmp_path: Path) -> None:
             *tokens, _ = await here.prompt(text, most=8)
             got[text] = [each.token for each in tokens]
 
-        for stages in here.stages:
-            stages.slow_s = 0.005
+        for each in here.stages:
+            each.slow_s = 0.005
         most_waiting = 0
         async with trio.open_nursery() as nursery:
             for text in texts:
@@ -187,8 +189,8 @@ async def test_a_lost_node_is_named_and_the_other_run_goes_on(tmp_path: Path) ->
         mine = f"0:2@node-0,2:4@{lost.node.name}"
         doomed = await here.provision(split=mine)
         other = await here.provision(split="0:2@node-0,2:4@node-1")
-        for stages in here.stages:
-            stages.slow_s = 0.01
+        for each in here.stages:
+            each.slow_s = 0.01
         ends: list[Any] = []
 
         async def ask() -> None:
@@ -305,3 +307,17 @@ async def test_what_becomes_of_a_run_is_recorded(tmp_path: Path) -> None:
             "model.provisioned",
             "model.over",
         ]
+
+
+async def test_a_node_speaks_for_its_own_stage_only(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        await here.provision()
+        theirs = here.stages[0].orders[-1]
+        for change in ({}, {"run_epoch": theirs.run_epoch + 1}, {"stage": 9}, {"run": "f" * 16}):
+            liar = here.stages[1] if not change else here.stages[0]
+            epoch = liar.node.welcome.epoch
+            order = msgspec.structs.replace(theirs, epoch=epoch, **change)
+            await liar.say(stages.StageFault, order, code="worker_fault", reason="a lie")
+        *tokens, end = await here.prompt()
+        assert [each.token for each in tokens] == answer(here.tokens(), 5)
+        assert end.fault is None

@@ -13,6 +13,8 @@ from lensemble.ctl import replies, requests
 from lensemble.ctl.client import Declined
 from tests.e2e.federation import family, until
 from tests.e2e.serving import CTX, DEADLINE_S, ROWS, Serving, Told, serving
+from tests.node.range_server import serving as served
+from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -236,3 +238,23 @@ def test_a_killed_coordinator_leaves_nothing_behind(tmp_path: Path) -> None:
         again = here.run(SPLIT)
         assert len(here.ask(again, words(5), most=6).tokens) == 6
         assert all(family(here[name].pid) for name in ("node-0", "node-1"))
+
+
+@pytest.mark.soak
+def test_nodes_fetch_by_themselves_from_a_path_or_a_url(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as here:
+        sent = here.run(WHOLE)
+        wanted = here.ask(sent, words(5), most=6).tokens
+        by_path = here.run(SPLIT, fetch="path")
+        assert here.ask(by_path, words(5), most=6).tokens == wanted
+        # Another file: what one run has fetched is not fetched again.
+        other = write_tiny(tmp_path / "other.gguf", layers=4, seed=5)
+        with served(other.read_bytes()) as origin:
+            status = here.provision(SPLIT, model=origin.url)
+            assert status.takes_requests, status.fault
+            fetched = [each.fetched_bytes for each in status.stages]
+            assert sum(fetched) <= 1.02 * 2 * other.stat().st_size
+        by_url = here.ask(status.run, words(5), most=6).tokens
+        whole = here.run("0:4@node-0", model=str(other))
+        assert here.ask(whole, words(5), most=6).tokens == by_url
+        assert by_url != wanted
