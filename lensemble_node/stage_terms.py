@@ -3,7 +3,6 @@
 import msgspec
 
 from lensemble import stage_chunk
-from lensemble.errors import LensembleError
 from lensemble.ids import NodeId
 from lensemble.model_facts import ModelFacts, elements, tensors_for
 from lensemble.wire.fence import Sentence, sentence
@@ -179,8 +178,3 @@ def _memory_differs(order: StageProvision, facts: ModelFacts, offer: Offer) -> D
         f"{needed} bytes for layers {order.first}:{order.last}",
         "End another run on this node, raise `inference.memory_bytes` there, or plan again.",
     )
-
-
-def as_difference(error: LensembleError) -> Difference:
-    """``error`` as the reason for a refusal."""
-    return Difference(error.code, error.message, "nothing of the kind", error.remediation)
