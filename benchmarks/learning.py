@@ -57,7 +57,7 @@ from lensemble_node.worker.training.stops import Diverged
 NODES = 4
 STEPS = 400
 WARM_STEPS = 200
-EPISODES = 20
+EPISODES = 40
 SKETCH = 32
 LANDMARKS = 256
 CLIP = 2.0
