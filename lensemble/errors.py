@@ -189,6 +189,15 @@ class DatasetError(OperatorError):
     default_remediation = "Repair or leave out the named episode."
 
 
+class TaskError(LensembleError):
+    """A node's own task cannot be used, or failed; says which of its calls, and where."""
+
+    code = "task"
+    default_remediation = (
+        "See the traceback in the node's log (`lensemblectl status` shows its last lines)."
+    )
+
+
 class AdmissionRefused(PeerError):
     code = "admission_refused"
     default_remediation = (

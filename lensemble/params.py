@@ -1,8 +1,9 @@
 """The federated parameters as one flat vector: names, shapes and where each lies.
 
-Canonical order: every ``encoder.*`` tensor sorted by full name, then every ``predictor.*``.  All
-are little-endian float32, contiguous, so the flat vector is also the data section of a checkpoint
-and the data bytes of a state blob.  An action head is never part of it.
+Canonical order: every ``encoder.*`` tensor sorted by full name, then every ``predictor.*``; those
+of a user's own task are ``shared.*``.  All are little-endian float32, contiguous, so the flat
+vector is also the data section of a checkpoint and the data bytes of a state blob.  An action head
+is never part of it.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from lensemble.errors import ContractViolation, ResidencyViolation
 from lensemble.ids import Digest
 
-GROUPS = ("encoder", "predictor")
+GROUPS = ("encoder", "predictor", "shared")
 PARAMETER_BYTES = 4
 MAX_TENSORS = 65_536
 MAX_PARAMETERS = 1 << 33

@@ -1,12 +1,24 @@
 """What a workload trains: kinds of model, and names and shapes of their federated tensors."""
 
+import json
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 MAX_TOKENS = 4096
+MAX_OPTION_BYTES = 1 << 14
+"""Of the canonical JSON of a custom task's options."""
+MAX_OPTION_DEPTH = 8
+MAX_CUSTOM_TENSORS = 1024
+MAX_CUSTOM_PARAMETERS = 1 << 31
+MAX_RANK = 8
+ENTRY_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
+"""``package.module:Class``."""
+TENSOR_PATTERN = r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*"
+CUSTOM_GROUP = "shared"
+"""Under which the tensors of a custom task lie in the layout."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 _Named: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -87,13 +99,77 @@ class NoopTask(Terms):
     """How long one inner step pretends to take."""
 
 
-Task = Annotated[WorldModelTask | NoopTask, Field(discriminator="kind")]
+_Tensor: TypeAlias = Annotated[str, Field(pattern=rf"^{TENSOR_PATTERN}$", max_length=200)]
+_Shape: TypeAlias = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=MAX_CUSTOM_PARAMETERS)], ...],
+    Strict(False),
+    Field(min_length=1, max_length=MAX_RANK),
+]
 
 
-def parameter_shapes(task: WorldModelTask | NoopTask) -> Shapes:
+class CustomTask(Terms):
+    """A task whose model, data and loss are Python code on the nodes, see ``lensemble_node.tasks``.
+
+    The coordinator never sees that code, so the federated tensors are stated here.  Tensors of two
+    or more dimensions start uniform in +-1/sqrt(fan_in), the others at nought; ``start`` gives
+    single ones a number instead.
+    """
+
+    kind: Literal["custom"] = "custom"
+    entry: str = Field(pattern=rf"^{ENTRY_PATTERN}$", max_length=256)
+    """``package.module:Class``; runs only on nodes whose own configuration names the same."""
+    options: dict[str, Any] = Field(default_factory=dict, max_length=256)
+    """For that code; any JSON, ``MAX_OPTION_BYTES`` of it at most."""
+    parameters: dict[_Tensor, _Shape] = Field(min_length=1, max_length=MAX_CUSTOM_TENSORS)
+    start: dict[_Tensor, float] = Field(default_factory=dict, max_length=MAX_CUSTOM_TENSORS)
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> "CustomTask":
+        _require_json(self.options)
+        total = sum(math.prod(shape) for shape in self.parameters.values())
+        if total > MAX_CUSTOM_PARAMETERS:
+            raise ValueError(
+                f"task.parameters are {total} numbers; {MAX_CUSTOM_PARAMETERS} are the most"
+            )
+        for name in self.start:
+            if name not in self.parameters:
+                raise ValueError(f"task.start names {name!r}, which is not in task.parameters")
+        return self
+
+
+def _require_json(options: dict[str, Any], room: int = MAX_OPTION_DEPTH) -> None:
+    _require_depth(options, room)
+    try:
+        nbytes = len(json.dumps(options, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"task.options is not JSON: {error}") from error
+    if nbytes > MAX_OPTION_BYTES:
+        raise ValueError(f"task.options is {nbytes} bytes of JSON; {MAX_OPTION_BYTES} are the most")
+
+
+def _require_depth(value: object, room: int) -> None:
+    match value:
+        case dict():
+            inner = list(value.values())
+        case list() | tuple():
+            inner = list(value)
+        case _:
+            return
+    if not room:
+        raise ValueError(f"task.options nests deeper than {MAX_OPTION_DEPTH} levels")
+    for each in inner:
+        _require_depth(each, room - 1)
+
+
+Task = Annotated[WorldModelTask | NoopTask | CustomTask, Field(discriminator="kind")]
+
+
+def parameter_shapes(task: WorldModelTask | NoopTask | CustomTask) -> Shapes:
     """Name to shape of every federated tensor of ``task``, weights as (out, in, ...)."""
     if isinstance(task, NoopTask):
         return {"encoder.weight": (task.parameters,)}
+    if isinstance(task, CustomTask):
+        return {f"{CUSTOM_GROUP}.{name}": shape for name, shape in task.parameters.items()}
     joint = task.history * (task.latent_dim + task.action_embedding)
     encoder = {"state": _perceptron, "conv": _convolutions, "vit": _transformer}[task.encoder]
     shapes = {f"encoder.{name}": shape for name, shape in encoder(task, task.observation_dim)}

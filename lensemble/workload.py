@@ -17,11 +17,20 @@ from pydantic import BaseModel, Field, Strict, model_validator
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters, ParamLayout, layout_of
 from lensemble.seeds import derive
-from lensemble.task import NoopTask, Task, Terms, WorldModelTask, parameter_shapes
+from lensemble.task import (
+    CUSTOM_GROUP,
+    CustomTask,
+    NoopTask,
+    Task,
+    Terms,
+    WorldModelTask,
+    parameter_shapes,
+)
 
 __all__ = [
     "NOISE_TAIL",
     "UNSAID_AT_DEFAULT",
+    "CustomTask",
     "FieldTerms",
     "Gauge",
     "Inner",
@@ -44,6 +53,9 @@ NOISE_TAIL = 8.5
 """Standard deviations of noise that the field has room for: 25 million draws in each of a thousand
 rounds all stay within with a probability of 1 - 5e-7."""
 
+
+MAX_CANONICAL_BYTES = 1 << 16
+"""Of the canonical JSON, which travels in one message to each node."""
 
 UNSAID_AT_DEFAULT = (
     "gauge",
@@ -278,9 +290,30 @@ class Workload(Terms):
 
     @model_validator(mode="after")
     def _episodes_are_there(self) -> "Workload":
-        noop = isinstance(self.task, NoopTask)
-        if self.privacy.enabled and self.privacy.unit == "episode" and noop:
-            raise ValueError('the no-op task has no episodes; privacy.unit must be "participant"')
+        of_episodes = self.privacy.enabled and self.privacy.unit == "episode"
+        if of_episodes and not isinstance(self.task, WorldModelTask):
+            raise ValueError(
+                f'a task of kind "{self.task.kind}" has no episodes; privacy.unit must be '
+                '"participant"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _probe_is_of_a_world_model(self) -> "Workload":
+        if isinstance(self.task, CustomTask) and self.objective.probe_hash:
+            raise ValueError(
+                "objective.probe_hash names a probe, and a custom task has no latents to anchor "
+                "or align with it; leave it empty"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _travels_in_a_message(self) -> "Workload":
+        nbytes = len(self.canonical())
+        if nbytes > MAX_CANONICAL_BYTES:
+            raise ValueError(
+                f"the workload is {nbytes} bytes of JSON; {MAX_CANONICAL_BYTES} are the most"
+            )
         return self
 
     def _leave_room_for_noise(self) -> None:
@@ -339,11 +372,14 @@ def initial_parameters(workload: Workload) -> FlatParameters:
 
     Uniform in +-1/sqrt(fan_in), biases included, sqrt(6) times that for convolutions, norms at one
     and nought.  From a counter-based generator, so that every machine draws the same bits (torch's
-    generators differ between processors).
+    generators differ between processors).  Tensors of a custom task as ``CustomTask`` says.
     """
     where = layout(workload)
     flat = np.zeros(where.size, dtype=np.float32)
     if isinstance(workload.task, NoopTask):
+        return flat
+    if isinstance(workload.task, CustomTask):
+        _start_custom(workload.task, workload.root_seed, where.views(flat))
         return flat
     shapes = {t.name: t.shape for t in where.tensors}
     for name, view in where.views(flat).items():
@@ -359,3 +395,14 @@ def initial_parameters(workload: Workload) -> FlatParameters:
         reach = math.sqrt(gain) / math.sqrt(math.prod(weight[1:]))
         view[...] = generator.uniform(-reach, reach, size=view.shape).astype(np.float32)
     return flat
+
+
+def _start_custom(task: CustomTask, root_seed: int, views: dict[str, FlatParameters]) -> None:
+    for name, shape in task.parameters.items():
+        full = f"{CUSTOM_GROUP}.{name}"
+        if name in task.start:
+            views[full][...] = task.start[name]
+        elif len(shape) > 1:
+            generator = np.random.Generator(np.random.Philox(derive(root_seed, f"init:{full}")))
+            reach = 1.0 / math.sqrt(math.prod(shape[1:]))
+            views[full][...] = generator.uniform(-reach, reach, size=shape)

@@ -16,6 +16,7 @@ from lensemble.settings import (
     SocketSection,
     Title,
 )
+from lensemble.task import ENTRY_PATTERN
 
 TITLE = (
     "Configuration of lensemble-node. Every key is listed at its default; uncomment what you "
@@ -120,6 +121,25 @@ class DataSection(Section):
         description=(
             "The federation's public probe, for workloads whose objective has an anchor; its hash "
             "must be the workload's."
+        ),
+    )
+
+
+class TaskSection(Section):
+    """Code of this node's owner that trains something else than the world model."""
+
+    entry: Annotated[str, StringConstraints(pattern=rf"^({ENTRY_PATTERN})?$")] = Field(
+        "",
+        description=(
+            'The class that is run for a workload of kind "custom", such as "my_package.tasks:'
+            'Letters"; the workload must name the same. Empty: none, whatever a coordinator asks.'
+        ),
+    )
+    folder: OptionalPath = Field(
+        None,
+        description=(
+            "A directory that its module is imported from; empty: from what is installed beside "
+            "this program."
         ),
     )
 
@@ -236,6 +256,7 @@ class NodeConfig(Section):
     coordinator: CoordinatorSection = CoordinatorSection()
     listen: ListenSection = ListenSection()
     data: DataSection = DataSection()
+    task: TaskSection = TaskSection()
     worker: WorkerSection = WorkerSection()
     share: ShareSection = ShareSection()
     edges: EdgesSection = EdgesSection()

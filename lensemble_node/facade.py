@@ -142,6 +142,7 @@ class Participant:
                     answer,
                     self._config.expected_config_hash,
                     plain=self._config.share.plain,
+                    entry=self._config.task.entry,
                 )
                 self._terms, self._desk = agreed, None
                 following = answer.last.round + 1

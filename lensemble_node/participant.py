@@ -130,6 +130,7 @@ class Member:
                 pinned=config.expected_config_hash,
                 share_norms=config.share.norms,
                 share_plain=config.share.plain,
+                task_entry=config.task.entry,
                 backoff_s=config.listen.reconnect_backoff_s,
                 backoff_max_s=config.listen.reconnect_backoff_max_s,
                 start_timeout_s=config.worker.start_timeout_s,
@@ -589,6 +590,8 @@ def configuration(config: NodeConfig, terms: Terms, node: NodeId) -> signals.Con
         probe="" if data.probe is None else str(data.probe),
         threads=config.worker.threads,
         device=config.worker.device,
+        task_entry=config.task.entry,
+        task_folder="" if config.task.folder is None else str(config.task.folder),
         masked=terms.masked,
     )
 

@@ -51,6 +51,7 @@ class Me(msgspec.Struct, frozen=True):
     """Take part only in the workload with this config hash."""
     share_norms: bool = False
     share_plain: bool = False
+    task_entry: str = ""
     """Take part where the coordinator sees each update by itself."""
     backoff_s: float = 0.5
     backoff_max_s: float = 15.0
@@ -626,7 +627,8 @@ def _welcome(state: State, joining: Joining, welcome: messages.Welcome) -> Step[
         )
         return _refuse(state, cause)
     try:
-        terms = agree(welcome, state.me.pinned, plain=state.me.share_plain)
+        me = state.me
+        terms = agree(welcome, me.pinned, plain=me.share_plain, entry=me.task_entry)
     except ContractViolation as error:
         return _refuse(state, f"{error.message}. {error.remediation}")
     target = replace(target, federation=welcome.federation)

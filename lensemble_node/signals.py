@@ -48,6 +48,10 @@ class Configure(SignalLine, frozen=True, kw_only=True, tag=True):
     """Path of the public probe; empty if this node has none."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    task_entry: str = ""
+    """``module:Class`` of the only task whose code may run here; empty: none."""
+    task_folder: str = ""
+    """Where its module is, if it is not installed."""
     masked: bool = False
     """Nothing leaves but under the masks of ``Mask``."""
 

@@ -8,7 +8,7 @@ from lensemble.ids import Digest, FederationId
 from lensemble.params import PARAMETER_BYTES
 from lensemble.seeds import sketch
 from lensemble.wire.messages import RoundOpen, Welcome
-from lensemble.workload import Workload, layout
+from lensemble.workload import CustomTask, Workload, layout
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -34,14 +34,16 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether there will be rounds, for which a worker and data are needed."""
 
 
-def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
+def agree(welcome: Welcome, pinned: str = "", *, plain: bool, entry: str = "") -> Terms:
     """The terms of ``welcome``, every digest recomputed here.
 
     ``plain``: this node sends updates that the coordinator can read one by one, if asked to.
+    ``entry``: the task whose code this node runs, if it runs any.
 
     Raises:
         ContractViolation: not a workload of this build, a digest that is not its own, another
-            workload than ``pinned``, or updates in the clear where this node does not send such.
+            workload than ``pinned``, updates in the clear where this node does not send such, or a
+            task whose code this node does not run.
     """
     workload = _parse(welcome.workload)
     if workload.digest != welcome.config_hash:
@@ -56,6 +58,8 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
             "Correct `expected_config_hash` in this node's configuration, or join another "
             "coordinator.",
         )
+    if welcome.trains:
+        require_consent(workload, entry)
     where = layout(workload)
     if where.digest != welcome.layout_digest:
         raise ContractViolation(
@@ -90,6 +94,23 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool) -> Terms:
         welcome.aggregation == "masked",
         workload.privacy.cohort if spread else 0,
         welcome.trains,
+    )
+
+
+def require_consent(workload: Workload, entry: str) -> None:
+    """Refuse a workload that is code, unless it is that of ``entry``.
+
+    Raises:
+        ContractViolation: it is other code.
+    """
+    task = workload.task
+    if not isinstance(task, CustomTask) or task.entry == entry:
+        return
+    here = f"this node runs {entry!r} only" if entry else "this node runs none"
+    raise ContractViolation(
+        f"workload {workload.name!r} is trained by the code of {task.entry!r}, and {here}",
+        f'If you have that code and trust it, set `task.entry = "{task.entry}"` in this node\'s '
+        "configuration and start it again.",
     )
 
 

@@ -27,7 +27,7 @@ from lensemble.params import ParamLayout
 from lensemble.secagg.field import bound
 from lensemble.secagg.masks import WORD_BYTES, Term
 from lensemble.version import BUILD
-from lensemble.workload import NoopTask, Workload, layout
+from lensemble.workload import CustomTask, NoopTask, Workload, layout
 from lensemble_node import signals
 from lensemble_node.worker.blinded import Blinded
 from lensemble_node.worker.download import Inbound
@@ -36,7 +36,7 @@ from lensemble_node.worker.port import Port
 from lensemble_node.worker.rings import Ring, Rings
 from lensemble_node.worker.state_store import StateStore
 from lensemble_node.worker.training.local_round import Release, Trainer
-from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.source import DataSource, TaskCode
 from lensemble_node.worker.training.stops import Stopped
 
 MAX_BACKLOG = 64
@@ -99,7 +99,7 @@ class Desk:
         self.masked = configure.masked
         self.trainer = Trainer(
             workload,
-            None if isinstance(workload.task, NoopTask) else _source(configure),
+            _source(configure, workload),
             state_dir,
             configure.node,
             configure.threads,
@@ -142,8 +142,11 @@ def _drift(released: Release) -> signals.Drift | None:
     return msgspec.convert(released.drift, signals.Drift, from_attributes=True)
 
 
-def _source(configure: signals.Configure) -> DataSource | None:
-    if not configure.path:
+def _source(configure: signals.Configure, workload: Workload) -> DataSource | TaskCode | None:
+    if isinstance(workload.task, CustomTask):
+        folder = Path(configure.task_folder) if configure.task_folder else None
+        return TaskCode(configure.task_entry, Path(configure.path), folder)
+    if isinstance(workload.task, NoopTask) or not configure.path:
         return None
     return DataSource(
         path=Path(configure.path),

@@ -8,7 +8,7 @@ cursor back gives the same batches again.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -91,32 +91,38 @@ def batch_numbers(seed: int, cursor: int, count: int, size: int) -> NDArray[np.i
     return generator.integers(0, count, size, dtype=np.int64)
 
 
-class Learner:
-    """Model, head and optimiser of one node, in one process."""
+class Held(Protocol):
+    """Tensors in one flat vector, a leaf with its gradient: see ``bind``."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        windows: Windows,
-        action_dim: int,
-        node: str,
-        device: torch.device = CPU,
-    ) -> None:
-        if not isinstance(workload.task, WorldModelTask):
-            raise TypeError(f"task {workload.task.kind} has no model to train")
+    flat: torch.Tensor
+
+    def named(self) -> dict[str, NDArray[np.float32]]: ...
+
+
+class Shared(Held, Protocol):
+    def load(self, prior: FlatParameters) -> None: ...
+
+
+class Own(Held, Protocol):
+    def load(self, arrays: Arrays) -> None: ...
+
+
+class Descent:
+    """Steps of AdamW along the gradients of a loss over ``count`` examples; see ``backward``.
+
+    ``shared`` holds what is federated, ``own`` what stays on the node, ``{}`` of it included.
+    """
+
+    def __init__(self, workload: Workload, shared: Shared, own: Own, node: str, count: int) -> None:
         self.workload = workload
-        self._task = workload.task
-        self.windows = windows
-        self.landmarks: Landmarks | None = None
-        self._device = device
-        self.model = WorldModel(workload.task, device)
-        seed = derive(workload.root_seed, node)
-        self.head = ActionHead(workload.task, action_dim, seed, device)
+        self.count = count
+        self._shared, self._own = shared, own
+        self._device = shared.flat.device
         self._node = node
         self._data_seed = 0
         self._sketch = torch.empty(0)
         inner = workload.inner
-        self._flats = {"shared": self.model.flat, "head": self.head.flat}
+        self._flats = {"shared": shared.flat} | ({"head": own.flat} if own.flat.numel() else {})
         self._optimizer = torch.optim.AdamW(
             list(self._flats.values()),
             lr=inner.lr,
@@ -124,7 +130,7 @@ class Learner:
             weight_decay=inner.weight_decay,
             foreach=False,
         )
-        self._initial = {name: view.copy() for name, view in self.head.named().items()}
+        self._initial = {name: view.copy() for name, view in own.named().items()}
         self.cursor = 0
 
     def load(self, prior: FlatParameters, local: LocalState) -> None:
@@ -136,8 +142,8 @@ class Learner:
             CheckpointIntegrityError: the state is of another head or model.
         """
         self._check(local)
-        self.model.load(prior)
-        self.head.load(local.head or self._initial)
+        self._shared.load(prior)
+        self._own.load(local.head or self._initial)
         self._optimizer.state.clear()
         for name, flat in self._flats.items():
             if f"{name}.exp_avg" in local.optimizer:
@@ -181,10 +187,10 @@ class Learner:
             for moment in _MOMENTS
             if flat in self._optimizer.state
         }
-        step = float(self._optimizer.state.get(self.head.flat, {}).get("step", self.cursor))
+        step = float(self._optimizer.state.get(self._own.flat, {}).get("step", self.cursor))
         if step != self.cursor:
             moments[_HEAD_STEP] = np.array([step], dtype=np.float32)
-        head = {name: view.copy() for name, view in self.head.named().items()}
+        head = {name: view.copy() for name, view in self._own.named().items()}
         return LocalState(head, moments, self.cursor)
 
     def run(self, segment: Segment, progress: Progress, should_stop: ShouldStop) -> Losses:
@@ -216,16 +222,17 @@ class Learner:
         Raises:
             Diverged: the loss is not finite.
         """
-        if step % SKETCH_STEPS == 0:
-            count = self.workload.objective.sketch_dim
-            unit = directions(segment.sketch_seed, step, self._task.latent_dim, count)
-            self._sketch = torch.from_numpy(unit).to(self._device)
-            label = f"batches:{self._node}{segment.stream}"
-            self._data_seed = derive(self.workload.root_seed, label)
+        self.begin(segment, step)
         value = self.gradient(self._sketch)
         if not math.isfinite(value):
             raise Diverged(f"the loss of step {step + 1} is {value}")
         return value
+
+    def begin(self, segment: Segment, step: int) -> None:
+        """Draw what ``step`` of ``segment`` needs beside its batch."""
+        if step % SKETCH_STEPS == 0:
+            label = f"batches:{self._node}{segment.stream}"
+            self._data_seed = derive(self.workload.root_seed, label)
 
     def descend(self, segment: Segment, step: int) -> None:
         """Step along what is in ``gradients``, at the rate of ``step`` of ``segment``."""
@@ -237,9 +244,44 @@ class Learner:
     def gradient(self, sketch: torch.Tensor) -> float:
         """Leave the gradient of the next batch where the optimiser takes it; the loss there."""
         size = self.workload.inner.batch
-        return self.backward(
-            batch_numbers(self._data_seed, self.cursor, self.windows.count, size), sketch
-        )
+        return self.backward(batch_numbers(self._data_seed, self.cursor, self.count, size), sketch)
+
+    def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
+        """The loss of the examples ``numbers``, its gradient in place of the one there was."""
+        raise NotImplementedError
+
+    def weights(self) -> FlatParameters:
+        """The shared parameters now, a view (float32, shape ``(layout.size,)``)."""
+        return values(self._shared.flat)
+
+
+class Learner(Descent):
+    """World model, action head and optimiser of one node, in one process."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        windows: Windows,
+        action_dim: int,
+        node: str,
+        device: torch.device = CPU,
+    ) -> None:
+        if not isinstance(workload.task, WorldModelTask):
+            raise TypeError(f"task {workload.task.kind} has no world model to train")
+        self._task = workload.task
+        self.windows = windows
+        self.landmarks: Landmarks | None = None
+        self.model = WorldModel(workload.task, device)
+        seed = derive(workload.root_seed, node)
+        self.head = ActionHead(workload.task, action_dim, seed, device)
+        super().__init__(workload, self.model, self.head, node, windows.count)
+
+    def begin(self, segment: Segment, step: int) -> None:
+        super().begin(segment, step)
+        if step % SKETCH_STEPS == 0:
+            count = self.workload.objective.sketch_dim
+            unit = directions(segment.sketch_seed, step, self._task.latent_dim, count)
+            self._sketch = torch.from_numpy(unit).to(self._device)
 
     def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
         """The loss of the windows ``numbers``, its gradient in place of the one there was."""
@@ -269,7 +311,3 @@ class Learner:
         self.landmarks = Landmarks(
             landmarks.points.to(self._device), landmarks.targets.to(self._device)
         )
-
-    def weights(self) -> FlatParameters:
-        """The shared parameters now, a view (float32, shape ``(layout.size,)``)."""
-        return values(self.model.flat)

@@ -30,14 +30,14 @@ from lensemble.ids import Digest
 from lensemble.merkle import DatasetFacts
 from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector, encode
-from lensemble.workload import NoopTask, Workload, layout
+from lensemble.workload import CustomTask, NoopTask, Workload, WorldModelTask, layout
 from lensemble_node.worker.training.charges import Account, Charges, Standing
 from lensemble_node.worker.training.gauge import Alignment, Drift, Sight
 from lensemble_node.worker.training.local_store import Cursor, LocalStore, Sidecar
 from lensemble_node.worker.training.noise import Entropy, SecretNoise
 from lensemble_node.worker.training.protect import Protection
 from lensemble_node.worker.training.release import Extent, release
-from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.source import DataSource, TaskCode
 from lensemble_node.worker.training.stops import pause
 
 NOOP_REACH = 1e-3
@@ -85,20 +85,20 @@ class Trainer:
 
     Args:
         workload: what to train.
-        source: the node's data; none for the no-op task.
+        source: the node's data, or its own task; none for the no-op task.
         state_dir: holds ``local/``, ``release/`` and the dataset cache.
         node: this node's id; seeds its batches and its action head.
         threads: torch's threads; results are reproducible for the same number.
 
     Raises:
-        ConfigError: a world model without data.
+        ConfigError: a world model without data, or a task whose code this node does not run.
         DatasetError: data that cannot be used.
     """
 
     def __init__(
         self,
         workload: Workload,
-        source: DataSource | None,
+        source: DataSource | TaskCode | None,
         state_dir: Path,
         node: str,
         threads: int,
@@ -110,9 +110,13 @@ class Trainer:
         self._store = LocalStore(state_dir)
         self._charges: Charges | None = None
         self._entropy: Entropy = os.urandom
-        self._work: _Noop | _World
+        self._work: _Noop | _World | _Custom
         if isinstance(workload.task, NoopTask):
             self._work = _Noop(workload, workload.task, node)
+        elif isinstance(workload.task, CustomTask):
+            self._work = _Custom(workload, _code(source, workload.task), node, threads)
+        elif isinstance(source, TaskCode):
+            raise TypeError(f"task {workload.task.kind} takes a data source")
         elif source is None:
             raise ConfigError(
                 f"workload {workload.name!r} trains a world model; this node names no dataset",
@@ -196,6 +200,7 @@ class Trainer:
             CheckpointIntegrityError: a later prior, or the local state, is damaged.
             FieldBoundExceeded: the update is too large for the field.
             PrivacyBudgetExceeded: there is no room for it in the budget; nothing is released.
+            TaskError: the node's own task failed.
             Stopped, Diverged: from the inner loop; nothing is kept.
         """
         digest = self._check(prior, order)
@@ -289,6 +294,15 @@ class Trainer:
         return digest
 
 
+def _code(source: DataSource | TaskCode | None, task: CustomTask) -> TaskCode:
+    if not isinstance(source, TaskCode):
+        raise ConfigError(
+            f"the workload is trained by the code of {task.entry!r}; this node names none",
+            f'If you have that code and trust it, set `task.entry = "{task.entry}"`.',
+        )
+    return source
+
+
 @dataclass(frozen=True)
 class _Result:
     vector: Digest
@@ -376,8 +390,8 @@ class _World:
 
         torch.set_num_threads(threads)
         task = workload.task
-        if isinstance(task, NoopTask):
-            raise TypeError("a no-op task has no model")
+        if not isinstance(task, WorldModelTask):
+            raise TypeError(f"task {task.kind} has no world model")
         self._workload = workload
         self._data = dataset.open_dataset(source)
         self._data.fit(task, workload.normalize)
@@ -448,3 +462,51 @@ class _World:
         if self._points is None:
             return None
         return Sight(self._learner.model.latents(self._points), views)
+
+
+class _Custom:
+    """A task of the node's own; torch and the task's code are imported and run here only."""
+
+    def __init__(self, workload: Workload, code: TaskCode, node: str, threads: int) -> None:
+        import torch  # noqa: PLC0415  # as _World
+
+        from lensemble_node.worker.training import custom  # noqa: PLC0415
+
+        torch.set_num_threads(threads)
+        self._workload = workload
+        self._device = torch.device("cpu")
+        self._make = partial(custom.CustomDescent.of, workload, code, node)
+        self._made: custom.CustomDescent | None = None
+
+    def place(self, device: str) -> None:
+        from lensemble_node.worker.training.device import choose  # noqa: PLC0415  # as above
+
+        self._device = choose(device)
+
+    def pin(self, probe: Path, _: Digest) -> None:
+        raise ConfigError(f"a custom task has no use for the probe {probe}")
+
+    def facts(self, _: Path) -> DatasetFacts:
+        self._made = self._made or self._make(self._device)
+        return self._made.custom.facts()
+
+    def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
+        from lensemble_node.worker.training import inner_loop  # noqa: PLC0415  # as above
+
+        head, optimizer, cursor = making.store.read()
+        if cursor.config_hash != self._workload.digest:
+            head, optimizer, cursor = {}, {}, Cursor()
+        descent, protection = self._made or self._make(self._device), making.protection
+        self._made = descent
+        descent.load(prior, inner_loop.LocalState(head, optimizer, cursor.batches))
+        segment = inner_loop.Segment(
+            self._workload.inner.steps, order["global_step"], order["sketch_seed"], making.stream
+        )
+        losses = descent.run(segment, order["progress"], order["should_stop"])
+        pipeline, named = protection.pipeline(), descent.shared.named()
+        encoded = release(named, prior, descent.layout, self._workload.room, pipeline)
+        kept = descent.local_state()
+        cursor = Cursor(kept.cursor, order["round_index"], self._workload.digest)
+        making.store.write_pending(kept.head, kept.optimizer, cursor)
+        vector = making.store.write_vector(order["round_index"], [encoded.vector])
+        return _Result(vector, encoded.extent, (losses.first, losses.last), protection.clip_factor)

@@ -1,4 +1,4 @@
-"""Where a node's data is, as its configuration says it."""
+"""Where a node's data is, and what code of its own reads it, as its configuration says it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,3 +21,15 @@ class DataSource:
     image_keys: tuple[str, ...] = ()
     action_keys: tuple[str, ...] = ()
     format: str = "auto"
+
+
+@dataclass(frozen=True)
+class TaskCode:
+    """The only task whose code this node runs, ``module:Class``, and the data it is given.
+
+    ``folder``: where the module is, if it is not installed.
+    """
+
+    entry: str
+    data: Path
+    folder: Path | None = None
