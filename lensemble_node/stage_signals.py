@@ -61,7 +61,7 @@ class Host(Line, frozen=True, kw_only=True, tag=True):
     sessions: _Count
     rows: _Count
     device: str
-    """As the engine names it; empty: the best there is."""
+    """One of ``engine_environment.DEVICES``; empty: the CPU."""
 
 
 class Wants(Line, frozen=True, kw_only=True, tag=True):
