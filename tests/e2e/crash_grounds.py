@@ -68,9 +68,6 @@ SLOW = {**TERMS, "workload": {**TERMS["workload"], "inner": {"steps": 25, "batch
 """Half a second of training, to be disturbed in."""
 
 DEED_TERMS = {"private": PRIVATE, "abort": SLOW}
-NOT_YET_A_RUN = ("transaction.made runs", "run-*.json")
-"""A coordinator that dies here was never asked for a round."""
-
 _numbers = itertools.count()
 
 
@@ -103,8 +100,10 @@ class Grounds:
         victim = members[COORDINATOR if case.victim == COORDINATOR else VICTIM]
         workers = self._workers()
         self._order(victim, case)
+        asked = False
         with contextlib.suppress(DaemonUnreachable):
             self._deed(case)
+            asked = True
         self._wait_killed(victim, case)
         held = _held_of_state(victim)
         if case.state:
@@ -117,7 +116,7 @@ class Grounds:
             victim.begin()
             until(f"{victim.name} serves again", victim.serves, START_S)
         members.wait_for()
-        self._finish(case, before)
+        self._finish(case, before, asked=asked)
         self.require_sound(before, case)
         if case.point == "state.written":
             self._require_resumed(victim, held)
@@ -182,12 +181,13 @@ class Grounds:
         until("dead or not", lambda: victim.popen.poll() is not None or time.monotonic() > moment)
         return victim.popen.poll() is not None
 
-    def _finish(self, case: Case, before: list[Any]) -> None:
+    def _finish(self, case: Case, before: list[Any], *, asked: bool) -> None:
         """Wait for the round that was asked for, and for the end of the run."""
         index = len(before)
         if case.deed in {"leave", "return"}:
             self.members.run(1)
-        elif case.victim == COORDINATOR and case.point.endswith(NOT_YET_A_RUN):
+        elif not asked:
+            # It was never told that its run was begun, which may be so or not.
             status = self.members.status()
             if status.run is None and len(self.members.closed()) == index:
                 with contextlib.suppress(Declined):

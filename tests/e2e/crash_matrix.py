@@ -179,6 +179,11 @@ ELSEWHERE = {
     "message.made Refused": "a refusal changes nothing on either side",
     "message.sent Refused": "a refusal changes nothing on either side",
     "worker.says Failed": "tests/node/test_worker_process.py kills workers that fail",
+    "sweep.removed manifests": "only in recovery from a kill that the matrix has",
+    **dict.fromkeys(
+        _each(LOCAL, "ledger.jsonl", "privacy.jsonl"),
+        "a ledger of charges is written anew only to repair it, as in tests/power",
+    ),
     "worker.says Worked": "progress is for people; where it falls is a matter of pace",
 }
 """Points that no case visits, and why none need."""
