@@ -1,6 +1,6 @@
 """What tests of the round machine share: short names for its events, and an audit of every step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from lensemble_coord.training import outer_round as r
 from lensemble_coord.training import patience
 
 Kind = TypeVar("Kind")
+Transition = Callable[[r.State, r.Event], tuple[r.State, tuple[r.Action, ...]]]
 
 A, B, C, D = (NodeId(letter * 64) for letter in "abcd")
 STRANGER = NodeId("f" * 64)
@@ -216,8 +217,9 @@ class MaskAudit:
 class RoundAudit:
     """Watches every step of one round machine and fails on the first broken promise."""
 
-    def __init__(self, state: r.State) -> None:
+    def __init__(self, state: r.State, transition: Transition = r.transition) -> None:
         self.state = state
+        self._transition = transition
         self.masks = MaskAudit()
         self.armed: set[str] = set()
         self.opened: tuple[int, int] | None = None
@@ -228,7 +230,7 @@ class RoundAudit:
 
     def step(self, event: r.Event) -> tuple[r.Action, ...]:
         before = self.state
-        after, actions = r.transition(before, event)
+        after, actions = self._transition(before, event)
         self.state = after
         if isinstance(event, TimerExpired):
             self.armed.discard(event.timer)

@@ -3,17 +3,25 @@
 from typing import TYPE_CHECKING, Any
 
 from lensemble.ids import NodeId
-from lensemble.wire import messages
+from lensemble.wire import fence, messages
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training.record import ContributionRecord, faults
 from lensemble_node import attempt, participation
+from lensemble_node.provision import Pair
 from tests.coord.round_play import at_rest
+from tests.sim.mask_side import At
 
 if TYPE_CHECKING:
     from tests.sim.books import Books
     from tests.sim.coord_host import CoordinatorHost
     from tests.sim.federation import Federation
     from tests.sim.node_host import NodeHost
+
+OF_ATTEMPT = (
+    r.Committed, r.Declined, r.SharesSent, r.UpdateAnnounced, r.BlobArrived, r.UnmaskAnswered,
+    r.Progressed,
+)  # fmt: skip
+OF_ONE_ATTEMPT = (messages.Roster, messages.Collect, messages.UnmaskRequest, messages.RoundClose)
 
 LOOK_S = 2.0
 """How often all hosts are asked what they wait for, and until when."""
@@ -24,6 +32,7 @@ class Checks:
         self.federation = federation
         self.truth: list[ContributionRecord] = []
         """Every record that was ever durable, in order."""
+        self.dropped: dict[At, set[NodeId]] = {}
 
     def begin(self) -> None:
         self.truth = list(self.federation.coord.books.ledger.records)
@@ -77,12 +86,47 @@ class Checks:
         assert len(answers) >= max(a.threshold for a in answers), "too few answers"
         assert all(a.survivors == names for a in answers)
 
-    def round_moved(self, coord: "CoordinatorHost", before: r.State) -> None:
-        """What the audit of the machine does not see: the machine against the disk."""
+    def told(self, coord: "CoordinatorHost", message: messages.FromCoordinator) -> None:
+        """Nothing is said before it is durable."""
+        match message:
+            case messages.RoundOpen(round=index, attempt=attempt):
+                assert (index, attempt) in coord.books.begun, f"{(index, attempt)} is not begun"
+            case messages.RoundClose(outcome="closed", round=index):
+                assert coord.books.tail().round >= index, f"round {index} is not committed"
+            case messages.Welcome(last=last):
+                assert coord.books.tail().round >= last.round
+            case _:
+                pass
+
+    def round_moved(
+        self, coord: "CoordinatorHost", before: r.State, event: r.Event, actions: tuple[Any, ...]
+    ) -> None:
+        """What the audit of the machine does not see: the machine against the disk.
+
+        And that words of another attempt move nothing.
+        """
+        if isinstance(event, OF_ATTEMPT):
+            ground = before.ground
+            ours = (event.round, event.attempt) == (ground.round, ground.attempt)
+            moved = coord.state is not before and coord.state != before
+            assert ours or not moved, f"{event} moves {(ground.round, ground.attempt)}"
+        self._dropped_stay_out(before, actions)
         old, new = before.ground.digest, coord.state.ground.digest
         assert new == self.truth[-1].next_digest or isinstance(coord.state, r.Committing)
         if old != new:
             assert isinstance(before, r.Committing)
+
+    def _dropped_stay_out(self, before: r.State, actions: tuple[Any, ...]) -> None:
+        at = (before.ground.round, before.ground.attempt)
+        for action in actions:
+            match action:
+                case r.DropUpdate(node=node):
+                    self.dropped.setdefault(at, set()).add(node)
+                case r.DeriveSum(contributors=contributors):
+                    both = self.dropped.get(at, set()) & {each.node for each in contributors}
+                    assert not both, f"{both} count in {at} and were dropped from it"
+                case _:
+                    pass
 
     def _round_has_deadline(self, coord: "CoordinatorHost") -> None:
         state = coord.state
@@ -93,8 +137,10 @@ class Checks:
 
     # ---- the nodes ----
 
-    def node_moved(self, node: "NodeHost", event: Any) -> None:
+    def node_moved(self, node: "NodeHost", before: participation.State, event: Any) -> None:
         """Of its state as a whole, after every event."""
+        if isinstance(event, participation.Heard):
+            self._words_are_fenced(node, before, event)
         membership = node.member.state.membership
         if not isinstance(membership, participation.Joined):
             return
@@ -102,10 +148,35 @@ class Checks:
         match event:
             case participation.Heard(_, messages.RoundOpen(round=opened, epoch=epoch)):
                 session = membership.session
-                told = epoch != session.epoch or session.last.round == opened - 1
+                told = epoch != session.epoch or session.last.round >= opened - 1
                 assert told, f"{node.name} is asked for round {opened} and knows {session.last}"
             case _:
                 pass
+
+    def _words_are_fenced(
+        self, node: "NodeHost", before: participation.State, event: participation.Heard
+    ) -> None:
+        """Words of another link, session or attempt change nothing."""
+        old, new, message = before.membership, node.member.state.membership, event.message
+        if event.call != getattr(old, "call", None):
+            assert new == old, f"{node.name} obeys an older link: {message}"
+        if not isinstance(old, participation.Joined) or not isinstance(message, fence.Fenced):
+            return
+        if message.epoch != old.session.epoch:
+            assert new == old, f"{node.name} obeys another session: {message}"
+        now = old.attempt
+        if isinstance(message, OF_ONE_ATTEMPT) and not isinstance(now, attempt.Idle):
+            ended = isinstance(message, messages.RoundClose) and message.outcome == "closed"
+            at = (now.open.round, now.open.attempt)
+            if not ended and (message.round, message.attempt) != at:
+                assert new == old, f"{node.name} is at {at} and obeys {message}"
+
+    def provides(self, node: "NodeHost", pair: Pair) -> None:
+        """A node makes only the edges that its own session asked for."""
+        joined = node.member.state.membership
+        if isinstance(joined, participation.Joined):
+            epochs = {self.federation.coord.provisioned[edge] for edge in pair.edges}
+            assert epochs == {joined.session.epoch}, f"{node.name} makes edges of {epochs}"
 
     def node_closed(self, node: "NodeHost", round_index: int, *, adopt: bool) -> None:
         """A node takes as its own state exactly what the ledger says that it contributed to."""

@@ -4,6 +4,7 @@ What a session checks, when edges are made and broken, what is durable before wh
 that follows ``session``, ``reception``, ``coordinator`` and ``store`` of the daemon.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,8 @@ from lensemble_coord import roster
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training import record as records
 from tests.coord.round_play import RoundAudit, at_rest
-from tests.sim.books import Books
 from tests.sim.mask_side import At, digest_of
-from tests.sim.session import SimSession
+from tests.sim.session import ECHOES, SimSession, Told
 from tests.sim.terms import CANONICAL, CONFIG_HASH, FEDERATION, LAYOUT, WORKLOAD
 from tests.sim.world import Actor, Host, Link, Pause, Timers
 
@@ -38,8 +38,12 @@ class CoordinatorHost(Host):
         self.federation = federation
         self.trouble = federation.trouble
         self.rules = rules
-        self.books = Books(self.world.random)
+        self.books = federation.parts.books(self.world.random)
         self.wall_offset_s = 0.0
+        self.told: defaultdict[NodeId, deque[Told]] = defaultdict(lambda: deque(maxlen=ECHOES))
+        """What each node was told last, in whatever life and session."""
+        self.provisioned: dict[int, int] = {}
+        """The epoch of the session that each edge was provisioned in."""
         self.requests: dict[At, tuple[NodeId, ...]] = {}
         """Survivors of each attempt whose unmasking was asked for, in whatever life."""
 
@@ -50,7 +54,7 @@ class CoordinatorHost(Host):
         self.federation.checks.coordinator_starts(self.books)
         position = self.books.position
         ground = r.Ground(self.rules, position.round, position.attempt, position.digest)
-        self.audit = RoundAudit(r.Closed(ground))
+        self.audit = RoundAudit(r.Closed(ground), self.federation.parts.round)
         self.audit.last_opened = max(self.books.begun, default=(-1, -1))
         self.rounds = Actor(self, self._step, self.audit.state, self.perform, self.moved)
         self.timers = Timers(self.rounds, TimerExpired)
@@ -180,7 +184,7 @@ class CoordinatorHost(Host):
 
     def _welcome(self, link: Link, node: NodeId, tail: records.ContributionRecord) -> None:
         self.epochs += 1
-        session = SimSession(self, link, node, self.epochs)
+        session = self.federation.parts.session(self, link, node, self.epochs)
         self.sessions[node] = self.by_link[link] = session
         session.tell(
             messages.Welcome(
@@ -223,12 +227,13 @@ class CoordinatorHost(Host):
         return self.audit.state, actions
 
     def moved(self, before: r.State, event: r.Event, actions: tuple[r.Action, ...]) -> None:
+        """The machine has taken ``event``."""
         self.world.note(self, "hears", event)
         if type(before) is not type(self.state):
             self.world.note(self, f"is {r.public_state(self.state)}:", r.waiting(self.state).reason)
         for action in actions:
             self.world.note(self, "does", action)
-        self.federation.checks.round_moved(self, before)
+        self.federation.checks.round_moved(self, before, event, actions)
 
     @property
     def fence(self) -> dict[str, Any]:
@@ -278,6 +283,11 @@ class CoordinatorHost(Host):
                 self.spent_before = (ground.round, ground.attempt + 1)
                 self.requests[ground.round, ground.attempt] = survivors
                 self.tell_all(survivors, messages.UnmaskRequest(**self.fence, survivors=survivors))
+                if self.federation.happens("asks_twice"):
+                    # A coordinator that is after one update asks for a sum without it as well.
+                    fewer = self.world.random.sample(survivors, len(survivors) - 1)
+                    other = tuple(sorted(fewer))
+                    self.tell_all(other, messages.UnmaskRequest(**self.fence, survivors=other))
                 self._may_die()
             case r.Refuse(node=node, code=code, reason=reason):
                 for session in self.present((node,)):

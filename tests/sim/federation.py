@@ -12,9 +12,9 @@ from lensemble_coord.roster import Invitation
 from lensemble_coord.training import outer_round as r
 from tests.coord.round_play import RULES
 from tests.sim.checks import Checks
-from tests.sim.coord_host import CoordinatorHost
 from tests.sim.mask_side import Revealed, digest_of, sign
 from tests.sim.node_host import NodeHost
+from tests.sim.parts import RIGHT, Parts
 from tests.sim.terms import WORKLOAD
 from tests.sim.world import Host, World
 
@@ -56,6 +56,8 @@ class Trouble:
         "torn_update": 0.1,
         "other_dataset": 0.1,
         "repeats_itself": 0.1,
+        "echoes": 0.05,
+        "asks_twice": 0.2,
         "slow": 0.2,
         "commitments_late": 0.3,
         "shares_late": 0.1,
@@ -72,8 +74,11 @@ class Trouble:
 
 
 class Federation:
-    def __init__(self, seed: int) -> None:
+    """A life of ``parts``, which are the right ones unless a test puts a broken one in."""
+
+    def __init__(self, seed: int, parts: Parts = RIGHT) -> None:
         self.seed = seed
+        self.parts = parts
         self.world = World(seed)
         self.trouble = Trouble()
         self.revealed = Revealed()
@@ -89,7 +94,7 @@ class Federation:
         self.arena_rings = 2 if seed % 3 == 0 else 4
         self.slow_links: dict[str, float] = {}
         self.checks = Checks(self)
-        self.coord = CoordinatorHost(self, self.rules)
+        self.coord = parts.coordinator(self, self.rules)
         keys = [NodeId(letter * 64) for letter in "abcdefgh"[:count]]
         self.allowed = keys[: seed % 3]
         self.nodes = [NodeHost(self, key, INVITE) for key in keys]

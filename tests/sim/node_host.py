@@ -4,6 +4,7 @@
 arena, edges and links are the world's.  What a node promises is checked here as it is done.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tests.sim.edges import Arena, Region, RxEnd, TxEnd
 from tests.sim.mask_side import Answer, At, SimSecrets, digest_of, sign
 from tests.sim.terms import COORDINATOR, LAYOUT
 from tests.sim.worker import SimWorker
-from tests.sim.world import Actor, Host, Link, Pause, Timers
+from tests.sim.world import Actor, Host, Link, Pause, Timers, brief
 
 if TYPE_CHECKING:
     from tests.sim.federation import Federation
@@ -32,6 +33,9 @@ LATE = {
     messages.UnmaskAnswer: ("answers_late", 60.0),
 }
 """What may hang on its way, how probably, and for how many seconds."""
+
+ECHOES = 40
+"""How many words back an echo goes."""
 
 REPEATABLE = (messages.Commitment, messages.Shares, messages.Update, messages.UnmaskAnswer)
 """What a broken node says twice."""
@@ -75,6 +79,8 @@ class NodeHost(Host):
         self.adopted: list[int] = []
         self.committed: dict[At, set[bytes]] = {}
         """Signatures of the commitments that were said, by attempt."""
+        self.said: deque[tuple[messages.FromNode, bytes]] = deque(maxlen=ECHOES)
+        """What was said last, in whatever life and session."""
         self.reaches_coordinator = True
         self.gone = False
 
@@ -109,11 +115,19 @@ class NodeHost(Host):
         self.calls: dict[Link, int] = {}
         self.holdings: dict[tuple[EdgeId, EdgeId], Holding] = {}
         self.member = Actor(
-            self, participation.transition, participation.State(me), self.perform, self.moved
+            self,
+            self.federation.parts.participation,
+            participation.State(me),
+            self.perform,
+            self.moved,
         )
         self.timers = Timers(self.member, TimerExpired)
         self.provisioner = Actor(
-            self, provision.transition, provision.Bare(), self.provide, self.provided
+            self,
+            self.federation.parts.provision,
+            provision.Bare(),
+            self.provide,
+            self.provided,
         )
         self.member.post(participation.Assigned(self.disk.read("membership")))
 
@@ -177,6 +191,16 @@ class NodeHost(Host):
             again = isinstance(message, REPEATABLE) and self.happens("repeats_itself")
             for _ in range(1 + again):
                 self.world.send(self.link, self, "ctl", payload, about=message, delay_s=delay)
+            self._echo(message, payload)
+
+    def _echo(self, message: messages.FromNode, payload: bytes) -> None:
+        """Something from long ago comes once more: of an older attempt, session or process."""
+        if isinstance(message, messages.Join | messages.Leave):
+            return
+        self.said.append((message, payload))
+        if self.link is not None and self.happens("echoes"):
+            old, again = self.world.random.choice(self.said)
+            self.world.send(self.link, self, "ctl", again, about=f"echo of {brief(old)}")
 
     # ---- participation ----
 
@@ -192,7 +216,7 @@ class NodeHost(Host):
             what = type(joined).__name__ if now is None else type(now).__name__
             reason = getattr(joined, "cause", "") or getattr(now, "reason", "")
             self.world.note(self, "is", f"{what} {reason}")
-        self.federation.checks.node_moved(self, event)
+        self.federation.checks.node_moved(self, before, event)
         del actions
 
     def perform(self, action: Any) -> Pause | None:
@@ -240,6 +264,7 @@ class NodeHost(Host):
     def _on_edges(self, action: Any) -> None:
         match action:
             case participation.Provide(pair=pair):
+                self.federation.checks.provides(self, pair)
                 self.provisioner.post(provision.Provide(pair))
             case participation.Withdraw(edges=edges):
                 self.provisioner.post(provision.Withdraw(tuple(map(EdgeId, edges))))
@@ -290,7 +315,8 @@ class NodeHost(Host):
         session, commit = action.session, action.commit
         asked = commit.open
         self.secrets_drawn += 1
-        self.secrets = SimSecrets(self.node, asked, self.secrets_drawn) if commit.masked else None
+        draw = self.federation.parts.secrets
+        self.secrets = draw(self.node, asked, self.secrets_drawn) if commit.masked else None
         keys = None if self.secrets is None else self.secrets.keys
         payload = messages.commitment_payload(
             session.federation,
@@ -482,7 +508,7 @@ class NodeHost(Host):
                 # Also the last words of a dead process are heard.
                 world.after(self, when - world.now, lambda: self._route(signal))
 
-            self.worker, self.worker_since = SimWorker(self, say), self.world.now
+            self.worker, self.worker_since = self.federation.parts.worker(self, say), self.world.now
             self.provisioner.post(provision.WorkerGone("a new worker has started"))
             self.member.post(participation.WorkerStarted())
             worker = self.worker

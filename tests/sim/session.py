@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lensemble.edge.spec import EdgeSpec
 from lensemble.ids import Digest, EdgeId, NodeId, SlotIndex
-from lensemble.wire import codec, messages
+from lensemble.wire import codec, fence, messages
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training.session import (
     ANNOUNCEMENT_TIMEOUT_S,
@@ -19,10 +19,16 @@ from tests.sim.edges import Region, RxEnd, TxEnd
 from tests.sim.mask_side import At, sign
 from tests.sim.terms import CAPACITY_BYTES, CONFIG_HASH, COORDINATOR, FEDERATION, LAYOUT, SLOTS
 from tests.sim.worker import DATA_CHUNKS
-from tests.sim.world import Link
+from tests.sim.world import Link, brief
 
 if TYPE_CHECKING:
     from tests.sim.coord_host import CoordinatorHost
+
+
+ECHOES = 40
+"""How many words back an echo goes."""
+
+Told = tuple[fence.Fenced, bytes]
 
 
 class _Pair:
@@ -58,7 +64,29 @@ class SimSession:
 
     def tell(self, message: messages.FromCoordinator) -> None:
         if not self.ended:
-            self.world.send(self.link, self.coord, "ctl", codec.encode(message), about=message)
+            payload = codec.encode(message)
+            self.coord.federation.checks.told(self.coord, message)
+            self.world.send(self.link, self.coord, "ctl", payload, about=message)
+            self._echo(message, payload)
+
+    def _echo(self, message: messages.FromCoordinator, payload: bytes) -> None:
+        """Something from long ago comes once more: of an older attempt, session or process.
+
+        Of one session a link repeats nothing; a coordinator that does may do so with rounds.
+        """
+        if not isinstance(message, fence.Fenced) or isinstance(message, messages.Welcome):
+            return
+        heard = self.coord.told[self.node]
+        if self.coord.federation.happens("echoes"):
+            again = [
+                (old, sent)
+                for old, sent in heard
+                if old.epoch != self.epoch or isinstance(old, fence.OfRound)
+            ]
+            if again:
+                old, sent = self.world.random.choice(again)
+                self.world.send(self.link, self.coord, "ctl", sent, about=f"echo of {brief(old)}")
+        heard.append((message, payload))
 
     def refuse(self, code: str, reason: str) -> None:
         self.tell(messages.Refused(code=code, reason=reason[:500]))
@@ -78,8 +106,15 @@ class SimSession:
             self.refuse("stale_epoch", "of another session")
         elif isinstance(message, messages.Leave):
             self.end(f"left: {message.reason}")
+        elif isinstance(message, fence.OfRound) and not self.is_now(message):
+            self.refuse("stale", f"a {type(message).__name__} of another attempt")
         else:
             self._take(message)
+
+    def is_now(self, message: fence.OfRound) -> bool:
+        """Whether it is of the attempt that the rounds are at."""
+        ground = self.coord.state.ground
+        return (message.round, message.attempt) == (ground.round, ground.attempt)
 
     def _take(self, message: messages.FromNode) -> None:  # noqa: C901 - one arm a message
         rounds, node = self.coord.rounds, self.node
@@ -188,6 +223,7 @@ class SimSession:
         region, faulted = Region(0, SLOTS), self._faulted(pair)
         pair.rx = RxEnd(coord, self.link, pair.update, region, ready=ready, faulted=faulted)
         pair.rx.register()
+        coord.provisioned[first] = coord.provisioned[first + 1] = self.epoch
         provision = messages.Provision(
             federation=FEDERATION, epoch=self.epoch, state=pair.state, update=pair.update
         )
@@ -301,6 +337,10 @@ class SimSession:
         elif way == "to_tx" and pair.tx is not None:
             pair.tx.lose("refused by the peer")
 
+    def is_announced(self, found: Digest, signature: bytes, said: messages.Update) -> bool:
+        """Whether a blob is what its node has signed."""
+        return found == said.digest and signature == said.signature
+
     def round_ended(self, at: At) -> None:
         self._announcement = None
         if self._reading is not None and self._reading[:2] == ("spool", at):
@@ -363,7 +403,7 @@ class SimSession:
         if how == "pass" or announced is None:
             return True
         _, found, signature = chunk
-        if found != announced.digest or signature != announced.signature:
+        if not self.is_announced(found, signature, announced):
             self.refuse("contract_violation", "the blob is not what was announced")
             self._break("the blob is not what was announced")
             return False

@@ -272,11 +272,11 @@ class World:
         """One line for each of the ``last`` things that happened; long ids are cut."""
         told = list(self._transcript)[-last if last else None :]
         return "\n".join(
-            f"{when:9.3f}  {who:<8} {what} {_brief(about)}" for when, who, what, about in told
+            f"{when:9.3f}  {who:<8} {what} {brief(about)}" for when, who, what, about in told
         )
 
 
-def _brief(about: object) -> str:
+def brief(about: object) -> str:
     kind = type(about).__name__
     fields = getattr(about, "__struct_fields__", None)
     if fields is None:
@@ -287,7 +287,7 @@ def _brief(about: object) -> str:
     )  # fmt: skip
     inner = ("command", "message", "signal", "open", "commit", "announce", "action", "pair")
     told = [f"{f}={_word(getattr(about, f))}" for f in fields if f in shown]
-    told += [_brief(getattr(about, f)) for f in fields if f in inner]
+    told += [brief(getattr(about, f)) for f in fields if f in inner]
     return f"{kind}({', '.join(told)})"
 
 
