@@ -179,7 +179,8 @@ def transition(state: State, event: Event) -> Step[State, Action]:
         case Prefilling(), Accepted(step):
             return _accepted(state, step)
         case Decoding(step=None), Accepted(step):
-            return replace(state, step=step), (_watch(state),)
+            # Its timer has run since the token before came back.
+            return replace(state, step=step), ()
         case ((Prefilling() | Decoding()), (Drawn() | TimerExpired() | StillMoving())):
             return _go_on(state, event)
         case _:
