@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
 
-from lensemble.config import ConfigPath, OptionalPath, Section, commented
+from lensemble.config import ConfigPath, Names, OptionalPath, Section, commented
 from lensemble.settings import (
     SOCKET_NAME,
     Addresses,
@@ -185,6 +185,80 @@ class RoundsSection(Section):
         return max(self.min_participants, self.secure_agg_threshold)
 
 
+class GateSection(Section):
+    """What each new global state is tested on. Public data only; nothing of a node's own."""
+
+    data: OptionalPath = Field(
+        None,
+        description=(
+            "A public data set, in any format that nodes read; empty: no state is tested. The test "
+            "needs torch on this machine, as a node does."
+        ),
+    )
+    mode: Literal["alert", "reject", "off"] = Field(
+        "alert",
+        description=(
+            '"alert": test a state once it is committed, and say what is wrong with it. "reject": '
+            "test it before; one that fails is not adopted, and the round's record says so. A test "
+            "that cannot be made never holds or rejects a round."
+        ),
+    )
+    std_min: float = Field(
+        0.3, ge=0, le=1e6, description="Least spread of the latent: root of its mean variance."
+    )
+    std_max: float = Field(2.0, gt=0, le=1e6, description="Largest spread of the latent.")
+    r2_ratio: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        description="The linear probe's R2 is to be at least this part of the prior state's.",
+    )
+    latent_ratio: float = Field(
+        1.2,
+        ge=1,
+        le=1e6,
+        description=(
+            "The one-step latent error, over that of predicting no change, is to be at most this "
+            "many times the prior state's."
+        ),
+    )
+    collapse_std: float = Field(
+        0.1, ge=0, le=1e6, description="A spread below this together with ..."
+    )
+    collapse_r2: float = Field(
+        0.5, ge=-1, le=1, description="... an R2 below this is a latent that has collapsed."
+    )
+    observation_keys: Names = Field((), description="As in a node's [data]; so are these four:")
+    image_keys: Names = ()
+    action_keys: Names = ()
+    embodiment: str = Field("", max_length=256)
+    format: str = Field("auto", max_length=32)
+    timeout_s: float = Field(
+        120.0,
+        gt=0,
+        le=86_400,
+        description="A test that takes more seconds, or the start of its program, is given up.",
+    )
+    memory_bytes: int = Field(
+        1 << 34,
+        ge=0,
+        le=1 << 44,
+        description="Address space of the testing program, in bytes; 0 sets no limit.",
+    )
+    niceness: int = Field(10, ge=0, le=19, description="Of the testing program.")
+
+    @model_validator(mode="after")
+    def _spread_is_a_range(self) -> "GateSection":
+        if self.std_max < self.std_min:
+            raise ValueError(f"std_max = {self.std_max} is below std_min = {self.std_min}")
+        return self
+
+    @property
+    def tests(self) -> bool:
+        """Whether anything is tested."""
+        return self.data is not None and self.mode != "off"
+
+
 class EdgesSection(Section):
     """The conduits that carry model states and updates."""
 
@@ -291,6 +365,7 @@ class CoordinatorConfig(Section):
     listen: ListenSection = ListenSection()
     admission: AdmissionSection = AdmissionSection()
     rounds: RoundsSection = RoundsSection()
+    gate: GateSection = GateSection()
     edges: EdgesSection = EdgesSection()
     inference: InferenceSection = InferenceSection()
     storage: StorageSection = StorageSection()

@@ -17,6 +17,8 @@ from lensemble_coord.inference.answers import ModelAnswers
 from lensemble_coord.inference.model_run import Surroundings
 from lensemble_coord.inference.orchestrator import Orchestrator
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
+from lensemble_coord.training.gate_program import PROGRAM
+from lensemble_coord.training.gatekeeper import Gatekeeper
 from lensemble_coord.training.journal import Journal
 from lensemble_coord.training.reception import Reception
 from lensemble_coord.training.store import Store
@@ -85,9 +87,12 @@ async def serve(
     config: CoordinatorConfig,
     driver: Driver,
     *,
+    gate_program: tuple[str, ...] = PROGRAM,
     task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; started once nodes and ``lensemblectl`` can connect.
+
+    ``gate_program`` tests states on public data, if the configuration names any.
 
     Raises:
         OperatorError, ArtifactError: the state directory, the workload or the socket is not usable.
@@ -100,7 +105,9 @@ async def serve(
                 await nursery.start(driver.run)
                 journal = Journal(store)
                 await nursery.start(journal.run)
-                rounds = Rounds(config, store, journal)
+                gate = Gatekeeper(config, store, journal, gate_program)
+                await nursery.start(gate.run)
+                rounds = Rounds(config, store, journal, gate)
                 await nursery.start(rounds.run)
                 reception = Reception(config, store, driver, rounds, journal)
                 around = Surroundings(

@@ -159,16 +159,21 @@ def node(status: replies.NodeStatus) -> RenderableType:
 
 def rounds(reply: replies.RoundList) -> RenderableType:
     """The table of ``lensemblectl rounds``."""
-    table = listing("ROUND", "CLOSED", "TOOK", "NODES", "LOSS", "STATE", right=("ROUND", "NODES"))
+    columns = ["ROUND", "CLOSED", "TOOK", "NODES", "LOSS", "STATE"]
+    if any(each.alerts for each in reply.rounds):
+        columns.append("ALERTS")
+    table = listing(*columns, right=("ROUND", "NODES"))
     for each in reply.rounds:
-        table.add_row(
+        row = (
             str(each.index),
             words.moment(each.closed_unix_s),
             "" if each.seconds is None else words.duration(each.seconds),
             str(len(each.contributors)),
             "" if each.loss is None else f"{each.loss:.4g}",
             words.short(each.digest),
+            "; ".join(each.alerts),
         )
+        table.add_row(*row[: len(columns)], style="yellow" if each.alerts else "")
     return table
 
 
@@ -184,6 +189,7 @@ def round_detail(reply: replies.RoundDetail) -> RenderableType:
             [
                 ("closed at", words.moment(reply.round.closed_unix_s)),
                 ("spent", spent),
+                ("public data", words.public_line(reply.public) if reply.public else ""),
                 ("state", reply.round.digest),
                 ("prior state", reply.prior_digest),
                 ("momentum", reply.momentum_digest),

@@ -139,6 +139,21 @@ def drift_line(drift: replies.DriftStatus) -> str:
     return f"{moved}, {turned}{done}; {latent}" + (f" ({drift.warning})" if drift.warning else "")
 
 
+def public_line(figures: replies.PublicFigures) -> str:
+    """What a state is worth on public data, in one line."""
+    known = (
+        ("std", figures.std),
+        ("linear R2", figures.probe_r2),
+        ("latent error", figures.latent_error),
+        ("5-step state error", figures.state_error),
+        ("effective dimension", figures.dimension),
+        ("drift", figures.drift_before),
+        ("after turning", figures.drift_after),
+    )
+    parts = [f"{name} {value:.3g}" for name, value in known if value is not None]
+    return ", ".join(parts) if figures.finite else "not finite"
+
+
 def budget_lines(privacy: replies.PrivacyStatus) -> list[str]:
     """Spent, left, and how many rounds that is."""
     left = max(0.0, privacy.epsilon - privacy.spent)

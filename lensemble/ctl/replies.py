@@ -259,6 +259,27 @@ class DriftStatus(_Fact, frozen=True, kw_only=True):
     warning: str = ""
 
 
+class PublicFigures(_Fact, frozen=True, kw_only=True):
+    """What a state is worth on the coordinator's public data; None is not known or not finite.
+
+    Errors are over those of predicting no change: of the latent after one step, of the observed
+    state after five.  Drift is against the state before, as in ``DriftStatus``.
+    """
+
+    finite: bool
+    std: float | None = None
+    probe_r2: float | None = None
+    latent_error: float | None = None
+    state_error: float | None = None
+    dimension: float | None = None
+    drift_before: float | None = None
+    drift_after: float | None = None
+    mean_degrees: float | None = None
+    rms_degrees: float | None = None
+    max_degrees: float | None = None
+    warning: str = ""
+
+
 class RoundSummary(_Fact, frozen=True, kw_only=True):
     """One round that closed."""
 
@@ -400,6 +421,8 @@ class RoundDetail(_Fact, frozen=True, kw_only=True, tag=True):
     dropped: dict[str, str] = {}
     """Name of each participant that was left out, and why."""
     seconds_by_state: dict[str, float] = {}
+    public: PublicFigures | None = None
+    """Where the coordinator tests states on public data."""
 
 
 class Invited(_Fact, frozen=True, kw_only=True, tag=True):

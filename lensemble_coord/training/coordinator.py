@@ -30,6 +30,7 @@ from lensemble.wire import fence, messages
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import budget, outer_round, record
 from lensemble_coord.training.aggregate import Addend
+from lensemble_coord.training.gatekeeper import Gatekeeper
 from lensemble_coord.training.journal import Journal
 from lensemble_coord.training.mask_rim import MaskMessage, MaskRim
 from lensemble_coord.training.rows import Run
@@ -41,6 +42,9 @@ INBOX_EVENTS = 1024
 RECORD_AGAIN_S = 5.0
 MAX_UNRECORDED = 256
 """Ends of attempts and runs that wait for a disk that refuses; older ones are let go."""
+
+MAX_NODES_NOTED = 32
+"""Contributors of a round that have an event of their own; only so many events are kept."""
 
 MAX_NEWS = 256
 """Finished attempts and runs that are remembered for those who watch."""
@@ -59,6 +63,8 @@ class RoundEnded(msgspec.Struct, frozen=True):
     code: str = ""
     reason: str = ""
     retries: bool = False
+    refusal: str = ""
+    """Why the state that the round came to was not adopted."""
 
 
 class RunEnded(msgspec.Struct, frozen=True):
@@ -101,10 +107,13 @@ class Rounds:
     ``changed`` is set, and replaced, whenever the state of the round or of a node changes.
     """
 
-    def __init__(self, config: CoordinatorConfig, store: Store, journal: Journal) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, store: Store, journal: Journal, gate: Gatekeeper
+    ) -> None:
         self.config = config
         self.store = store
         self.journal = journal
+        self.gate = gate
         self.workload = store.workload
         self.layout = store.layout
         self.sessions: dict[NodeId, Session] = {}
@@ -124,6 +133,9 @@ class Rounds:
         self._spent_before = (store.position.round, store.position.attempt)
         self._seconds: dict[str, float] = {}
         self._left_out: tuple[outer_round.Dropped, ...] = ()
+        self._refusal = ""
+        self._prior = self.state.ground.digest
+        self._moved_before: dict[NodeId, tuple[int, int]] = {}
         self._spooled: dict[NodeId, SpoolFile] = {}
         self._spool_in_use = trio.Lock()
         self._unrecorded: deque[Callable[[], None]] = deque(maxlen=MAX_UNRECORDED)
@@ -303,7 +315,13 @@ class Rounds:
                 self._drop_update(node)
 
     async def _open(self, action: outer_round.OpenRound) -> None:
-        self._seconds, self._left_out = {}, ()
+        self._seconds, self._left_out, self._refusal = {}, (), ""
+        self._prior = action.digest
+        self._moved_before = {
+            node: (each.moved["state"], each.moved["update"])
+            for node, each in self.sessions.items()
+        }
+        self.gate.warm()
         try:
             await trio.to_thread.run_sync(self.store.begin_attempt, action.round, action.attempt)
         except LensembleError as error:
@@ -487,7 +505,12 @@ class Rounds:
     async def _commit(
         self, at: At, action: outer_round.Commit, transcript: record.Masking | None
     ) -> outer_round.Advanced:
-        commit = partial(self.store.commit, *at, action.field_sum, action.contributors, transcript)
+        step = partial(self.store.prepare, at[0], action.field_sum, len(action.contributors))
+        candidate = await trio.to_thread.run_sync(step)
+        self._refusal = await self.gate.weigh(at[0], candidate.digest, candidate.prior)
+        commit = partial(
+            self.store.commit, at[1], candidate, action.contributors, transcript, self._refusal
+        )
         return outer_round.Advanced(*at, await trio.to_thread.run_sync(commit))
 
     # ---- ends ----
@@ -498,6 +521,20 @@ class Rounds:
         if spent:
             self.journal.note(
                 "privacy.spent", round=round_index, nodes=len(spent), epsilon=max(spent)
+            )
+
+    def _note_nodes(self, round_index: int, contributors: list[Session]) -> None:
+        """Record what went to and came from each of the first contributors, and what they tell."""
+        for session in contributors[:MAX_NODES_NOTED]:
+            down, up = self._moved_before.get(session.node, (0, 0))
+            self.journal.note(
+                "round.node",
+                round=round_index,
+                node=session.node,
+                bytes_down=session.moved["state"] - down,
+                bytes_up=session.moved["update"] - up,
+                loss=session.activity.loss,
+                epsilon=session.activity.epsilon,
             )
 
     async def _announce_close(self, action: outer_round.AnnounceClose) -> None:
@@ -528,15 +565,21 @@ class Rounds:
                 contributors=action.contributors,
                 dropped=self._left_out,
                 seconds=self._seconds,
+                refusal=self._refusal,
             )
         )
+        self.gate.committed(action.round, action.digest, self._prior)
+        self._note_nodes(action.round, here)
         self.journal.note(
             "round.closed",
+            warn=bool(self._refusal),
             round=action.round,
             attempt=action.attempt,
             contributors=len(action.contributors),
             digest=action.digest,
+            refusal=self._refusal,
             seconds=round(sum(self._seconds.values()), 3),
+            **{f"{state}_s": round(spent, 3) for state, spent in self._seconds.items()},
             left_out=", ".join(f"{self.name(d.node)} ({d.code})" for d in self._left_out),
         )
 

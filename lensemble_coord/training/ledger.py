@@ -424,3 +424,10 @@ class Ledger:
         return [
             msgspec.convert(row, Event) for row in self._tables.rows("events", rest, (after, limit))
         ]
+
+    def events_of(self, event: str, limit: int) -> list[Event]:
+        """The latest ``limit`` events of that name, oldest first."""
+        rest = "WHERE substr(event, 1, ?) = ? ORDER BY seq DESC LIMIT ?"
+        start = f'{{"event":"{event}",'
+        rows = self._tables.rows("events", rest, (len(start), start, limit))
+        return [msgspec.convert(row, Event) for row in reversed(rows)]

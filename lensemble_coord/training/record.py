@@ -4,7 +4,7 @@ import hashlib
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from lensemble.errors import LedgerIntegrityError
 from lensemble.ids import Digest, FederationId
@@ -14,6 +14,7 @@ from lensemble.workload import Workload
 
 RECORD_SCHEMA = 1
 GENESIS_ROUND = -1
+MAX_REASON = 1000
 _RECORD_TAG = b"lensemble/ledger-record/v1\x00"
 
 SignatureHex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
@@ -48,10 +49,19 @@ class Masking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     revealed_digest: Hash
 
 
+class Rejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the outer step came to, and why it was not adopted."""
+
+    candidate_digest: Hash
+    candidate_momentum_digest: Hash
+    reason: Annotated[str, Meta(pattern=r"\A[ -~]{1,1000}\Z")]
+
+
 class ContributionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every input and result of one outer step; round -1 pins the initial checkpoint.
 
     ``contributors`` is sorted by node and ``c_t`` is its length, the denominator of the mean.
+    Where the step was ``rejected``, state and momentum after the round are those before it.
     """
 
     schema: int = RECORD_SCHEMA
@@ -70,7 +80,21 @@ class ContributionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     sketch_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     masking: Masking | None = None
     """None if the coordinator saw each update."""
+    rejected: Rejection | UnsetType = UNSET
+    """Left out of the canonical JSON unless it is set."""
     prev_record_hash: Hash | None
+
+    @property
+    def stepped(self) -> tuple[str | None, str | None]:
+        """Digests of parameters and momentum that the outer step came to."""
+        if isinstance(self.rejected, Rejection):
+            return self.rejected.candidate_digest, self.rejected.candidate_momentum_digest
+        return self.next_digest, self.momentum_digest
+
+    @property
+    def refusal(self) -> str:
+        """Why the step was not adopted; empty if it was."""
+        return self.rejected.reason if isinstance(self.rejected, Rejection) else ""
 
 
 def genesis(
@@ -92,6 +116,21 @@ def genesis(
         layout_digest=layout.digest,
         sketch_seed=0,
         prev_record_hash=None,
+    )
+
+
+def rejected(record: ContributionRecord, reason: str) -> ContributionRecord:
+    """``record`` as it is when the step that it tells of is not adopted for ``reason``."""
+    plain = reason.encode("ascii", "replace").decode()[:MAX_REASON]
+    return msgspec.structs.replace(
+        record,
+        next_digest=record.prior_digest or record.next_digest,
+        momentum_digest=record.prior_momentum_digest,
+        rejected=Rejection(
+            candidate_digest=record.next_digest,
+            candidate_momentum_digest=record.momentum_digest or Digest(""),
+            reason="".join(each if each.isprintable() else "?" for each in plain),
+        ),
     )
 
 
@@ -151,9 +190,14 @@ def _own_faults(record: ContributionRecord) -> list[str]:
     if record.c_t != len(nodes):
         found.append(f"C_t is {record.c_t}, there are {len(nodes)} contributors")
     if record.round >= 0 and (
-        not nodes or record.field_sum_digest is None or record.momentum_digest is None
+        not nodes or record.field_sum_digest is None or record.stepped[1] is None
     ):
         found.append("a round without contributors, sum or momentum")
+    if record.refusal and (
+        record.next_digest != record.prior_digest
+        or record.momentum_digest != record.prior_momentum_digest
+    ):
+        found.append("the step was rejected, and yet the state or the momentum moved")
     if record.masking is not None:
         found += _masking_faults(record, record.masking)
     return found

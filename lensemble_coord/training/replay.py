@@ -28,7 +28,7 @@ PIECE_WORDS = 1 << 16
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What one round came to; compare with its record."""
+    """What the step of one round came to; compare with ``stepped`` of its record."""
 
     round: int
     next_digest: Digest
@@ -46,6 +46,7 @@ class _Round:
         pieces: Iterator[memoryview],
     ) -> None:
         self.round = record.round
+        self._adopted = not record.refusal
         self._step = OuterStep(step_terms(workload, record.c_t), PIECE_WORDS)
         self._pieces = pieces
         self._weights = ParameterDigest(layout)
@@ -56,8 +57,11 @@ class _Round:
     ) -> tuple["Future[None]", "Future[None]"]:
         """Take one piece of parameters and momentum (float32) through this round, in place.
 
-        What comes back is done once the piece is hashed; wait for it before the next piece.
+        Of a round whose step was rejected they stay as they are.  What comes back is done once
+        the piece is hashed; wait for it before the next piece.
         """
+        if not self._adopted:
+            w, v = w.copy(), v.copy()
         self._step.apply(w, v, np.frombuffer(next(self._pieces), dtype=np.uint32))
         return (
             pool.submit(self._weights.update, memoryview(w.tobytes())),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import trio
 
 from lensemble.ctl import replies
@@ -96,7 +97,7 @@ class Observer:
             ),
             leased_bytes=self._reception.leased_bytes,
             rss_bytes=rss_bytes(),
-            alerts=warnings(store) if self._config.trains else (),
+            alerts=(*warnings(store), *rounds.gate.alerts) if self._config.trains else (),
         )
 
     def _round(self) -> replies.RoundStatus:
@@ -176,7 +177,15 @@ class Observer:
             contributors=tuple(self._rounds.name(node) for node in news.contributors),
             digest=news.digest,
             seconds=sum(news.seconds.values()),
+            alerts=self._alerts(news.round, news.refusal),
         )
+
+    def _alerts(self, round_index: int, refusal: str) -> tuple[str, ...]:
+        """What is to be said of a closed round beside its figures."""
+        if refusal:
+            return (f"REJECTED, the state is the one before: {refusal}",)
+        verdict = self._rounds.gate.verdict(round_index)
+        return () if verdict is None else verdict.alarms
 
     def ended(self, news: RunEnded) -> replies.RunEnded:
         return replies.RunEnded(
@@ -311,7 +320,15 @@ class Observer:
             ),
             dropped={self._rounds.name(d.node): d.reason for d in news.dropped} if news else {},
             seconds_by_state=news.seconds if news else {},
+            public=self._public(index),
         )
+
+    def _public(self, index: int) -> replies.PublicFigures | None:
+        """What the state that the round came to is worth on public data, if it was tested."""
+        verdict = self._rounds.gate.verdict(index)
+        if verdict is None:
+            return None
+        return msgspec.convert(verdict.figures, replies.PublicFigures, from_attributes=True)
 
     def _remembered(self, index: int) -> RoundEnded | None:
         for _, news in self._rounds.news:
@@ -333,6 +350,7 @@ class Observer:
             digest=record.next_digest,
             seconds=seconds,
             closed_unix_s=closed,
+            alerts=self._alerts(record.round, record.refusal),
         )
 
     def checkpoints(self) -> replies.CheckpointList:

@@ -52,6 +52,23 @@ class Diagnosis(msgspec.Struct, frozen=True):
     field_use: float
 
 
+class Candidate(msgspec.Struct, frozen=True):
+    """A step that is taken and durable, after the round of ``tail``, and not adopted yet."""
+
+    tail: record.ContributionRecord
+    inputs: commit.StepInputs
+    prepared: commit.Prepared
+
+    @property
+    def digest(self) -> Digest:
+        """Of the parameters that it would make the global state."""
+        return self.prepared.next_digest
+
+    @property
+    def prior(self) -> Digest:
+        return self.inputs.prior_digest
+
+
 class Store:
     """The coordinator's state directory, opened and recovered.
 
@@ -82,7 +99,7 @@ class Store:
             self.directory.spool, config.storage.spool_memory_bytes, self.layout.nbytes
         )
         self._check_tail()
-        self._kept = len(self._ledger.present("weights"))
+        self._kept = self._count_checkpoints()
 
     # ---- opening ----
 
@@ -116,6 +133,10 @@ class Store:
     @property
     def checkpoints_kept(self) -> int:
         return self._kept
+
+    def _count_checkpoints(self) -> int:
+        # The state after a rejected round is that before it.
+        return len(set(self._ledger.present("weights").values()))
 
     def _check_tail(self) -> None:
         """Go on from sound files only: the chain, and every byte the next step starts from."""
@@ -229,15 +250,28 @@ class Store:
             largest = max(largest, int(signed.max()), -int(signed.min()))
         return Diagnosis(math.sqrt(square), largest / reach(self.workload.room, contributors))
 
+    def prepare(self, round_index: int, field_sum: Digest, contributors: int) -> "Candidate":
+        """Take the outer step and make its result durable; the global state does not move."""
+        with self._lock:
+            tail = self._ledger.tail()
+        inputs = commit.StepInputs(
+            round_index, tail.next_digest, tail.momentum_digest, field_sum, contributors
+        )
+        prepared = commit.apply_outer_step(self.directory, self.workload, self.layout, inputs)
+        return Candidate(tail, inputs, prepared)
+
     def commit(
         self,
-        round_index: int,
         attempt: int,
-        field_sum: Digest,
+        candidate: "Candidate",
         contributions: Sequence[Contribution],
         masking: record.Masking | None,
+        refusal: str = "",
     ) -> Digest:
-        """Take the outer step, make it durable, append the record; the new global digest."""
+        """Append the record of a prepared step; the new global digest.
+
+        With ``refusal``, why the candidate is not adopted, it is the prior's again.
+        """
         contributors = tuple(
             record.Contributor(
                 node=each.node,
@@ -248,15 +282,10 @@ class Store:
             )
             for each in contributions
         )
-        with self._lock:
-            tail = self._ledger.tail()
-        inputs = commit.StepInputs(
-            round_index, tail.next_digest, tail.momentum_digest, field_sum, len(contributors)
-        )
-        prepared = commit.apply_outer_step(self.directory, self.workload, self.layout, inputs)
+        tail, inputs, prepared = candidate.tail, candidate.inputs, candidate.prepared
         committed = record.ContributionRecord(
             federation=self.federation,
-            round=round_index,
+            round=inputs.round_index,
             attempt=attempt,
             contributors=contributors,
             c_t=len(contributors),
@@ -264,25 +293,28 @@ class Store:
             next_digest=prepared.next_digest,
             prior_momentum_digest=tail.momentum_digest,
             momentum_digest=prepared.momentum_digest,
-            field_sum_digest=field_sum,
+            field_sum_digest=inputs.field_sum_digest,
             config_hash=self.workload.digest,
             layout_digest=self.layout.digest,
-            sketch_seed=seeds.sketch(self.workload.root_seed, round_index),
+            sketch_seed=seeds.sketch(self.workload.root_seed, inputs.round_index),
             masking=masking,
             prev_record_hash=record.record_hash(tail),
         )
+        if refusal:
+            committed = record.rejected(committed, refusal)
         with self._lock:
             self._ledger.append(committed, self._run.run if self._run else "")
             if self._run is not None:
                 self._run = msgspec.structs.replace(self._run, done=self._run.done + 1)
-            self._retire()
-        return prepared.next_digest
+            self._retire(sweep=bool(refusal))
+        return Digest(committed.next_digest)
 
-    def _retire(self) -> None:
+    def _retire(self, *, sweep: bool) -> None:
         """Let go of what need not be kept; a disk that refuses is asked again next round."""
         try:
-            commit.retire(self.directory, self._ledger, self._retention)
-            self._kept = len(self._ledger.present("weights"))
+            if not commit.retire(self.directory, self._ledger, self._retention) and sweep:
+                commit.sweep(self.directory, self._ledger)
+            self._kept = self._count_checkpoints()
         except StorageError as error:
             logger("store").warning("retire.refused", reason=error.message)
 
@@ -320,6 +352,11 @@ class Store:
     def events(self, after: int, limit: int) -> list[Event]:
         with self._lock:
             return self._ledger.events(after, limit)
+
+    def events_of(self, event: str, limit: int) -> list[Event]:
+        """The latest ``limit`` events of that name, oldest first."""
+        with self._lock:
+            return self._ledger.events_of(event, limit)
 
     def newest_event(self) -> int:
         """Number of the latest event, 0 if there is none."""

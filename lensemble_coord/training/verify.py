@@ -139,6 +139,8 @@ def _verify_chain(
             found.append(f"the stored hash is not the record's, {record_hash(record)}")
         for what in found:
             report.problem("ledger.sqlite: records", what, record.round)
+        if record.refusal:
+            report.notes.append(f"the step of round {record.round} was rejected: {record.refusal}")
         chained[record.round] = prior = record
         report.records += 1
         report.newest_round = record.round

@@ -60,7 +60,8 @@ class FileVerification:
         self, kind: ArtifactKind, layout: ParamLayout, present: Mapping[int, Digest]
     ) -> None:
         newest = max(self._records, default=GENESIS_ROUND)
-        if newest > GENESIS_ROUND or kind == "weights":
+        tail = self._records.get(newest)
+        if kind == "weights" or (tail is not None and _named(tail, kind) is not None):
             self._require_newest(kind, newest, present)
         rounds_of: dict[Digest, list[int]] = {}
         for round_index, digest in present.items():
@@ -180,9 +181,10 @@ class FileVerification:
                 continue
             record = self._records[result.round]
             self._report.recomputed += 1
+            parameters, momentum = record.stepped
             for name, found, due in (
-                ("momentum", result.momentum_digest, record.momentum_digest),
-                ("parameters", result.next_digest, record.next_digest),
+                ("momentum", result.momentum_digest, momentum),
+                ("parameters", result.next_digest, parameters),
             ):
                 # Everything after the first wrong step differs too, and says nothing new.
                 if agree and found != due:

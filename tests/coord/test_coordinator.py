@@ -21,6 +21,7 @@ from lensemble_coord import daemon
 from lensemble_coord.config import (
     CoordinatorConfig,
     EdgesSection,
+    GateSection,
     InferenceSection,
     ListenSection,
     RoundsSection,
@@ -62,7 +63,11 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    tmp_path: Path, inference: dict[str, Any] | None = None, **rules: object
+    tmp_path: Path,
+    inference: dict[str, Any] | None = None,
+    gate: GateSection | None = None,
+    gate_program: tuple[str, ...] = (),
+    **rules: object,
 ) -> AsyncIterator[Bench]:
     (tmp_path / "workload.toml").write_text(
         'name = "noop"\n[task]\nkind = "noop"\nparameters = 5000\n'
@@ -75,12 +80,14 @@ async def bench(
         listen=ListenSection(advertise=("127.0.0.1:7707",)),
         rounds=RoundsSection(**{"aggregation": "plain", "min_participants": 2, **rules}),
         inference=InferenceSection(**(inference or {})),
+        gate=gate or GateSection(),
     )
     me = identity.generate()
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
         tap = TappedDriver(network.driver(me.node))
-        serving = await nursery.start(daemon.serve, config, tap)
+        serve = partial(daemon.serve, gate_program=gate_program)
+        serving = await nursery.start(serve, config, tap)
         yield Bench(serving, network, me.node, tap)
         nursery.cancel_scope.cancel()
 
