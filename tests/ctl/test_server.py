@@ -259,7 +259,7 @@ async def test_garbage_in_any_amount_leaves_the_daemon_as_it_was(place: Path) ->
 async def test_an_oversized_request_ends_its_connection_only(place: Path) -> None:
     path = place / "ctl.sock"
     async with serving(path) as counts:
-        heard = await raw(path, b'{"type":"Join","ticket":"' + b"x" * 1_000_000)
+        heard = await raw(path, b'{"type":"Join","ticket":"' + b"x" * requests.MAX_REQUEST_BYTES)
         assert b'"oversized"' in heard
         assert counts.refused["ctl:oversized"] == 1
         await in_thread(path, requests.Status())
