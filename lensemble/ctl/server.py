@@ -250,12 +250,12 @@ class _Client:
                 )
 
     async def _line(self) -> bytes:
-        while (end := self._heard.find(b"\n")) < 0:
-            if len(self._heard) > requests.MAX_REQUEST_BYTES:
-                limit = requests.MAX_REQUEST_BYTES
-                await self._refuse("oversized", f"a request is at most {limit} bytes")
-                raise _Gone
+        limit = requests.MAX_REQUEST_BYTES
+        while (end := self._heard.find(b"\n")) < 0 and len(self._heard) <= limit:
             await self._hear()
+        if not 0 <= end <= limit:
+            await self._refuse("oversized", f"a request is at most {limit} bytes")
+            raise _Gone
         line = bytes(self._heard[:end])
         del self._heard[: end + 1]
         return line
