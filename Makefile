@@ -7,25 +7,29 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 MODEL := $(VENV)/.model
+LONG := benchmarks/churn.py benchmarks/endurance.py benchmarks/learning.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-inference test soak lint format configs bench check clean crash-matrix resource-ends weather endurance
+.PHONY: help install demo demo-inference test lint format configs bench learning churn check clean
+.PHONY: soak crash-matrix resource-ends weather endurance
 
 help:
-	@echo "make demo    one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
+	@echo "make demo            one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
 	@echo "make demo-inference  one model split over two nodes, on this machine (ARGS=...)"
-	@echo "make test    the whole default test run (ARGS=... is passed to pytest)"
-	@echo "make soak    whole federations in a simulated world, SEEDS=10000 of them (ARGS=...)"
-	@echo "make lint    formatting, lint, types and import contracts"
-	@echo "make format  put every file into the house format"
-	@echo "make configs write configs/*.toml from the configuration models"
-	@echo "make bench   every benchmark, one after the other"
-	@echo "make crash-matrix  every process killed at every named point (ARGS=\"-k LABEL\")"
-	@echo "make resource-ends a disk full at every named point; no descriptors, memory, rights"
-	@echo "make weather       hosts with bad networks between them, half an hour idle among it"
-	@echo "make endurance     500 rounds with restarts; what grows"
+	@echo "make test            the whole default test run (ARGS=... is passed to pytest)"
+	@echo "make lint            formatting, lint, types and import contracts"
+	@echo "make format          put every file into the house format"
+	@echo "make configs         write configs/*.toml from the configuration models"
+	@echo "make bench           the benchmarks of minutes, one after the other"
+	@echo "make learning        what federated training is worth, on five seeds (ARGS=...)"
+	@echo "make churn           quality and drift when nodes come and go"
+	@echo "make soak            whole federations in a simulated world, SEEDS=10000 (ARGS=...)"
+	@echo "make crash-matrix    every process killed at every named point (ARGS=\"-k LABEL\")"
+	@echo "make resource-ends   a disk full at every named point; no descriptors, memory, rights"
+	@echo "make weather         hosts with bad networks between them, half an hour idle among it"
+	@echo "make endurance       500 rounds with restarts; what grows"
 
-install: $(STAMP)
+install: $(STAMP) $(MODEL)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,7 +47,7 @@ $(MODEL): $(STAMP)
 demo-inference: $(MODEL)
 	$(BIN)/lensemblectl demo-inference $(ARGS)
 
-test: $(STAMP)
+test: $(STAMP) $(MODEL)
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: $(STAMP)
@@ -64,8 +68,15 @@ configs: $(STAMP)
 	$(BIN)/python -m lensemble_coord.config > configs/coord.toml
 	$(BIN)/python -m lensemble_node.config > configs/node.toml
 
-bench: $(STAMP)
-	@for file in $(filter-out benchmarks/endurance.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+bench: $(STAMP) $(MODEL)
+	@for file in $(filter-out $(LONG),$(wildcard benchmarks/[a-z]*.py)); do \
+		echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+learning: $(STAMP)
+	$(BIN)/python benchmarks/learning.py --seeds 5 $(ARGS)
+
+churn: $(STAMP)
+	$(BIN)/python benchmarks/churn.py $(ARGS)
 
 # Every process killed at every named point, and every power loss at every flush; minutes.
 crash-matrix: $(STAMP)
