@@ -36,7 +36,7 @@ QUESTION = "What is the capital of France?"
 STORY = "Tell me a short story about a robot that learns to paint."
 NODES = ("node-0", "node-1")
 CTX = 512
-TURNS = 3
+TURNS = 5
 """How often split and whole answer in turns."""
 
 JOIN_S = 60.0
