@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, Strict, StringConstraints, model_validator
 
 from lensemble.config import ConfigPath, Names, OptionalPath, Section, commented
 from lensemble.settings import (
@@ -155,8 +155,28 @@ class WorkerSection(Section):
             "differ in the last bits between devices."
         ),
     )
+    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        1,
+        description=(
+            "How many processes train as one, each on its part of every batch, with an accelerator "
+            'of its own where there are any; "auto": one for each accelerator. `inner.batch` of '
+            "the workload must be divisible by it."
+        ),
+    )
+    group_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description=(
+            "One of several processes that lets the others wait for so long is taken for hung, and "
+            "all are started again."
+        ),
+    )
     memory_bytes: int = Field(
-        0, ge=0, le=1 << 44, description="Limit of its address space in bytes; 0: no limit."
+        0,
+        ge=0,
+        le=1 << 44,
+        description="Limit of its address space in bytes, of each process; 0: no limit.",
     )
     niceness: int = Field(0, ge=0, le=19, description="Added to its scheduling priority.")
     restart_backoff_s: float = Field(
@@ -209,6 +229,11 @@ class EdgesSection(Section):
     )
 
 
+Sources = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"^(/|https?://[^/]+/)")], ...], Strict(False)
+]
+
+
 class InferenceSection(Section):
     """Stages of models that are spread over several nodes; each has a worker process of its own."""
 
@@ -231,11 +256,24 @@ class InferenceSection(Section):
     cache_bytes: int = Field(
         0, ge=0, le=1 << 50, description="Most that the cache of weights may hold; 0: no limit."
     )
+    sources: Sources = Field(
+        (),
+        description=(
+            "From where a coordinator may have weights read, beside what it sends itself: "
+            'directories of this host, such as "/srv/models", and URLs, such as '
+            '"https://example.org/models/". Empty: from nowhere else.'
+        ),
+    )
     threads: int = Field(1, ge=1, le=1024, description="Threads of a stage's worker.")
     niceness: int = Field(0, ge=0, le=19, description="Added to its scheduling priority.")
     address_space_bytes: int = Field(
         0, ge=0, le=1 << 46, description="Limit of its address space in bytes; 0: no limit."
     )
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """``sources``, each with a slash at its end."""
+        return tuple(each.rstrip("/") + "/" for each in self.sources)
 
 
 class NodeConfig(Section):

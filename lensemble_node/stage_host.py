@@ -214,6 +214,7 @@ class StageHost:
             self.memory_bytes,
             self.taken_bytes(but=order.run),
             reason=self.engine.reason,
+            sources=self._config.inference.prefixes,
         )
         against = stage_terms.objection(order, offer) or self._occupied(order)
         if len(self._states) >= MAX_RUNS and order.run not in self._states:
@@ -485,8 +486,9 @@ class StageHost:
             case stage_signals.Computed(step=step, began_ns=began, ended_ns=ended):
                 held.recent.append((step, max(0, ended - began) // 1000))
             case stage_signals.RefusedChunk(step=step, code=code, message=message):
+                # Its coordinator would wait for it until the stage counts as stalled.
                 held.refused += 1
-                self._log.warning("stage.refused_chunk", step=step, code=code, reason=message)
+                self._fault(held, code, f"chunk {step} was refused: {message}")
             case stage_signals.Advanced():
                 self._advanced(held, signal)
             case stage_signals.Hosted():

@@ -9,6 +9,8 @@ from lensemble.wire.fence import Sentence, sentence
 from lensemble.wire.stages import (
     STAGE_PROTOCOL,
     FromEdge,
+    FromPath,
+    FromUrl,
     StageProvision,
     StageRefused,
 )
@@ -28,6 +30,9 @@ class Offer(msgspec.Struct, frozen=True):
     weights: str = "float32"
     reason: str = ""
     """Why it hosts nothing."""
+
+    sources: tuple[str, ...] = ()
+    """Directories and URL prefixes, each ending in a slash, that weights may be read from."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -71,7 +76,8 @@ def objection(order: StageProvision, offer: Offer) -> Difference | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Difference("model", f"not model facts: {error}", "facts of this build")
     return (
-        _layers_differ(order, facts)
+        _source_differs(order, offer)
+        or _layers_differ(order, facts)
         or _model_differs(order, facts)
         or _edges_differ(order, facts, offer)
         or _memory_differs(order, facts, offer)
@@ -113,6 +119,25 @@ def _model_differs(order: StageProvision, facts: ModelFacts) -> Difference | Non
             )
         end = tensor.offset + tensor.nbytes
     return None
+
+
+def _source_differs(order: StageProvision, offer: Offer) -> Difference | None:
+    match order.source:
+        case FromEdge():
+            return None
+        case FromPath(path=place) | FromUrl(url=place):
+            pass
+    # A path that climbs would leave the directory that it begins with.
+    if ".." not in place.split("/") and place.startswith(offer.sources):
+        return None
+    return Difference(
+        "source",
+        "weights come from the coordinator"
+        + (", or from where inference.sources allows" if offer.sources else " only"),
+        place,
+        "Add its directory or URL to `inference.sources` of the node, or have the coordinator send "
+        "the weights.",
+    )
 
 
 def _layers_differ(order: StageProvision, facts: ModelFacts) -> Difference | None:

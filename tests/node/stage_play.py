@@ -34,7 +34,9 @@ FACTS = ModelFacts(
     eos=(2,),
     tokenizer_digest=Digest("d" * 64),
 )
-OFFER = Offer(NODE, COORDINATOR, BUILD, ENGINE, memory_bytes=1 << 30, taken_bytes=0)
+OFFER = Offer(
+    NODE, COORDINATOR, BUILD, ENGINE, memory_bytes=1 << 30, taken_bytes=0, sources=("/nowhere/",)
+)
 
 
 def tensors(first: int, last: int) -> tuple[stages.TensorPart, ...]:

@@ -1,7 +1,8 @@
 """A stage's worker without a model: it speaks the protocol and passes on what it gets.
 
-``place`` of ``Host`` says how it behaves: ``echo``, ``never`` (gets ready), ``fails``, ``garbage``
-(on stdout), ``stubborn`` (does not stop), ``liar`` (hands back a slot that it does not have).
+The file that ``Host`` names says how it behaves: ``echo``, ``never`` (gets ready), ``fails``, ``garbage``
+(on stdout), ``stubborn`` (does not stop), ``liar`` (hands back a slot that it does not have),
+``picky`` (refuses every chunk).
 """
 
 import argparse
@@ -25,6 +26,7 @@ class Script:
         self.host: stage_signals.Host
         self.waiting: list[signals.Ready] = []
         self.fetched = 0
+        self.behaviour = ""
 
     def run(self) -> None:
         while True:
@@ -40,14 +42,14 @@ class Script:
                     self.waiting.append(ready)
                 case signals.Released(edge=edge, slot=slot):
                     self.rings.ring(edge).released(slot)
-                case signals.Stop() if self.host.place != "stubborn":
+                case signals.Stop() if self.behaviour != "stubborn":
                     return
             self.compute()
 
     def begin(self, host: stage_signals.Host) -> None:
-        self.host = host
+        self.host, self.behaviour = host, host.place.rpartition("/")[2]
         print(f"hosting {host.first}:{host.last}", file=sys.stderr, flush=True)
-        match host.place:
+        match self.behaviour:
             case "fails":
                 failed = stage_signals.StageFailed(
                     code="weights_short", message="bodies kept ending early", remediation="again"
@@ -86,9 +88,17 @@ class Script:
             began = time.monotonic_ns()
             into = self.rings.ring(self.host.inbound)
             chunk, payload = stage_chunk.read(into.slot(ready.slot)[: ready.extent])
+            if self.behaviour == "picky":
+                self.port.say(
+                    stage_signals.RefusedChunk(
+                        step=chunk.step, code="chunk_refused", message="it is not finite"
+                    ),
+                    signals.Consumed(edge=self.host.inbound, slot=ready.slot),
+                )
+                continue
             slot = out.free.popleft()
             extent = self.answer(chunk, bytes(payload), out.slot(slot))
-            if self.host.place == "liar":
+            if self.behaviour == "liar":
                 slot = 1 - slot
                 self.port.say(signals.Consumed(edge=self.host.inbound, slot=1 - ready.slot))
             if extent:

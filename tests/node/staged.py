@@ -85,7 +85,7 @@ class Floor:
             "state_dir": str(self.directory / f"state-{index}"),
             "listen": {"reconnect_backoff_s": 0.05, "reconnect_backoff_max_s": 0.2},
             "share": {"plain": True},
-            "inference": {"memory_bytes": 1 << 30},
+            "inference": {"memory_bytes": 1 << 30, "sources": ["/"]},
         }
         config = validate({**tree, **changes}, NodeConfig, path=self.directory / "node.toml")
         config.state_dir.mkdir(exist_ok=True, parents=True)
@@ -158,7 +158,7 @@ class Run:
                 outbound=self.specs[index + 1],
                 upstream=ends[index],
                 downstream=ends[index + 2],
-                **{"source": stages.FromPath(path=place), **changes},
+                **{"source": stages.FromPath(path=f"/script/{place}"), **changes},
             )
             for index, node in enumerate(nodes)
         ]

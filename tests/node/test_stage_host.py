@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import trio
 
+from lensemble.errors import EdgeFault
 from lensemble.ids import NodeId
 from lensemble.stage_chunk import Chunk, Kind, Sampling
 from lensemble.transport.endpoint import EndpointSettings
@@ -282,11 +283,13 @@ async def test_what_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
             ({"sessions": 256, "ctx": 64, "rows": 999}, "inbound.capacity_bytes"),
             ({"tensors": order.tensors[::-1]}, "tensors"),
             ({"last": 1}, "layers"),
+            ({"source": stages.FromPath(path="/script/../etc/shadow")}, "source"),
+            ({"source": stages.FromUrl(url="http://192.0.2.1/script/echo")}, "source"),
         ):
             await node.session.say(msgspec.structs.replace(order, **changes))
             refused = await node.hear(stages.StageRefused)
             assert refused.field == field
-        small = await f.node(inference={"memory_bytes": 4096})
+        small = await f.node(inference={"memory_bytes": 4096, "sources": ["/"]})
         await small.session.say((await f.run(small, number=2)).orders[0])
         refused = await small.hear(stages.StageRefused)
         assert refused.field == "memory_bytes"
@@ -298,6 +301,36 @@ async def test_what_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
         )
         await none.session.say((await f.run(none, number=3)).orders[0])
         assert (await none.hear(stages.StageRefused)).field == "inference"
+
+
+async def test_weights_are_read_from_where_the_node_allows(tmp_path: Path) -> None:
+    terms = {"memory_bytes": 1 << 30, "sources": ["/script", "https://example.org/models"]}
+    async with memory_floor(tmp_path) as f:
+        strict = await f.node(inference={"memory_bytes": 1 << 30})
+        await strict.session.say((await f.run(strict)).orders[0])
+        refused = await strict.hear(stages.StageRefused)
+        assert (refused.field, refused.want) == ("source", "/script/echo")
+        assert "inference.sources" in refused.remediation
+        node = await f.node(inference=terms)
+        order = (await f.run(node, number=2)).orders[0]
+        for source in (
+            stages.FromPath(path="/scripts/echo"),
+            stages.FromUrl(url="https://example.org/modelsandmore/a.gguf"),
+            stages.FromUrl(url="https://example.org/models/%2e%2e/../secret"),
+        ):
+            await node.session.say(msgspec.structs.replace(order, source=source))
+            assert (await node.hear(stages.StageRefused)).field == "source"
+        await (await f.run(node, number=3)).start()
+
+
+async def test_a_refused_chunk_is_a_fault_at_once(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node()
+        run = await (await f.run(node, place="picky")).start()
+        with pytest.raises(EdgeFault):
+            await run.ask(5)
+        fault = await node.hear(stages.StageFault, run=run.run)
+        assert (fault.code, "it is not finite" in fault.reason) == ("chunk_refused", True)
 
 
 async def test_a_newer_plan_replaces_the_older_and_an_older_one_is_refused(
