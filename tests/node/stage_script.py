@@ -1,8 +1,8 @@
 """A stage's worker without a model: it speaks the protocol and passes on what it gets.
 
-The file that ``Host`` names says how it behaves: ``echo``, ``never`` (gets ready), ``fails``, ``garbage``
-(on stdout), ``stubborn`` (does not stop), ``liar`` (hands back a slot that it does not have),
-``picky`` (refuses every chunk).
+The file that ``Host`` names says how it behaves: ``echo``, ``never`` (gets ready), ``fails``,
+``garbage`` (on stdout), ``stubborn`` (does not stop), ``liar`` (hands back a slot that it does not
+have), ``picky`` (refuses every chunk).
 """
 
 import argparse
