@@ -82,6 +82,7 @@ async def simulate(
             members.append(serving.member)
         await _ready(daemon, members)
         outcome: RunEnded = await daemon.run_rounds(rounds)
+        await daemon.rounds.gate.tested()
         closed = daemon.closed_rounds
         digest = daemon.digest
         nursery.cancel_scope.cancel()

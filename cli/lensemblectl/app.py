@@ -19,6 +19,7 @@ from lensemblectl.commands import (
     placing,
     privacy,
     programs,
+    report,
     rounds,
     run,
     setup,
@@ -86,6 +87,7 @@ app.command("round", rich_help_panel=LOOK)(rounds.one_round)
 app.command("events", rich_help_panel=LOOK)(rounds.events)
 app.add_typer(checkpoint.verbs, name="checkpoint", rich_help_panel=FILES)
 app.command("verify", rich_help_panel=FILES)(programs.verify)
+app.command("report", rich_help_panel=FILES)(report.report)
 app.add_typer(data.verbs, name="data", rich_help_panel=FILES)
 app.command("probe", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.probe)
 app.command("models", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.models)
