@@ -372,6 +372,10 @@ class Member:
             self._hang_up(self._call.number if self._call else 0, "edges are asked for too fast")
             return
         match action:
+            case participation.Provide(pair=pair) if self.stages.edges() & set(pair.edges):
+                # Two ends of one id could not be told apart; no honest coordinator asks for it.
+                self._count("edge_in_use", f"{pair.edges} are edges of a stage too")
+                self._hang_up(self._call.number if self._call else 0, "an edge is in use already")
             case participation.Provide(pair=pair):
                 self.provisioner.feed(provision.Provide(pair))
             case participation.Withdraw(edges=edges):

@@ -225,10 +225,13 @@ class StageHost:
             self._log.warning("stage.refused", run=order.run, field=against.field)
             self._say(stage_terms.refusal(order, against))
 
+    def edges(self) -> set[EdgeId]:
+        """Those that end in a stage here."""
+        return {spec.edge for held in self.hosted.values() for spec in _specs(held.order)}
+
     def _occupied(self, order: stages.StageProvision) -> stage_terms.Difference | None:
         """Edge ids are used once: two ends of one id could not be told apart."""
-        here = {spec.edge for held in self.hosted.values() for spec in _specs(held.order)}
-        here.update(self._edges_elsewhere())
+        here = self.edges() | set(self._edges_elsewhere())
         for spec in _specs(order):
             if spec.edge in here:
                 return stage_terms.Difference("edges", f"edge {spec.edge} ends here", "a new id")

@@ -77,7 +77,7 @@ class Floor:
         self.leases = ArenaLeases(Arena.create(1 << 24))
         self.nodes: list[Node] = []
 
-    async def node(self, engine: Engine = SCRIPT, **changes: Any) -> Node:
+    async def node(self, engine: Engine = SCRIPT, *, trains: bool = False, **changes: Any) -> Node:
         """Another daemon, joined and welcomed."""
         index = len(self.nodes)
         tree = {
@@ -102,16 +102,16 @@ class Floor:
 
         made.serving = await self.nursery.start(run)
         self.nodes.append(made)
-        await self.welcome(made)
+        await self.welcome(made, trains=trains)
         return made
 
-    async def welcome(self, node: Node, epoch: int = 0) -> None:
+    async def welcome(self, node: Node, epoch: int = 0, *, trains: bool = False) -> None:
         """The next link, which is of ``node``."""
         with trio.fail_after(PATIENCE_S):
             link = await self.driver.accept()
         node.session = Session(link, self.driver, epoch or len(self.nodes))
-        # Nothing is trained: what a training worker does is no part of these tests.
-        await node.session.welcome(trains=False)
+        # Mostly nothing is trained: what a training worker does is no part of these tests.
+        await node.session.welcome(trains=trains)
         node.inventory = await node.hear(stages.Inventory)
 
     async def run(

@@ -9,15 +9,15 @@ import pytest
 import trio
 
 from lensemble.errors import EdgeFault
-from lensemble.ids import NodeId
+from lensemble.ids import EdgeId, NodeId
 from lensemble.stage_chunk import Chunk, Kind, Sampling
 from lensemble.transport.endpoint import EndpointSettings
 from lensemble.transport.ends import TxEnd
 from lensemble.transport.memory_driver import MemoryNetwork
-from lensemble.wire import stages
+from lensemble.wire import messages, stages
 from lensemble_node import stage
 from lensemble_node.stage_process import Engine
-from tests.node.scripted import CALM, COORDINATOR, PATIENCE_S
+from tests.node.scripted import CALM, COORDINATOR, FEDERATION, PATIENCE_S
 from tests.node.stage_play import fence, opening, teardown, weights
 from tests.node.staged import Floor, Node, Run, floor
 
@@ -360,6 +360,23 @@ async def test_an_edge_that_ends_here_already_is_refused_and_harms_nothing(tmp_p
         refused = await node.hear(stages.StageRefused, run=twin.run)
         assert refused.field == "edges"
         assert await run.ask(5) == 5
+
+
+async def test_a_stages_edge_asked_for_a_second_time_costs_the_link_only(tmp_path: Path) -> None:
+    async with memory_floor(tmp_path) as f:
+        node = await f.node(trains=True)
+        run = await (await f.run(node)).start()
+        into, out = run.specs[0], msgspec.structs.replace(run.specs[1], edge=EdgeId(9999))
+        session = node.session
+        provision = messages.Provision(
+            federation=FEDERATION, epoch=session.epoch, state=into, update=out
+        )
+        await session.say(provision)
+        with trio.fail_after(PATIENCE_S):
+            await session.link.lost.wait()
+        assert node.serving.member.refused["edge_in_use"] == 1
+        await f.welcome(node, epoch=session.epoch + 1)
+        assert await (await (await f.run(node, number=2)).start()).ask(4) == 4
 
 
 async def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
