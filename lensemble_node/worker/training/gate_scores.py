@@ -32,6 +32,9 @@ from lensemble_node.worker.training.windows import Windows
 
 HELD_OUT = 0.25
 """Part of the episodes that scores are taken on."""
+LEAST_FIT, MOST_FIT = 0.5, 0.9
+"""Where no episode ends between these parts of the windows, one is cut."""
+
 MAX_FIT, MAX_SCORED = 4096, 2048
 MAX_PICTURES = 512
 DRIFT = Gauge(align=True, threshold_degrees=0.0)
@@ -41,7 +44,7 @@ Numbers = NDArray[np.int64]
 
 
 def split(windows: Windows) -> tuple[Numbers, Numbers]:
-    """Numbers of windows to fit on, and to score on: the last episodes, or of one its last part.
+    """Numbers of windows to fit on, and to score on: the last episodes, or the last part.
 
     Raises:
         EvaluationError: too few windows for both.
@@ -49,7 +52,7 @@ def split(windows: Windows) -> tuple[Numbers, Numbers]:
     numbers = np.arange(windows.count)
     cut = math.ceil(windows.count * (1 - HELD_OUT))
     ends = [windows.of_episode(index).stop for index in range(windows.episodes)]
-    between = [end for end in ends if 0 < end < windows.count]
+    between = [end for end in ends if LEAST_FIT <= end / windows.count <= MOST_FIT]
     if between:
         cut = min(between, key=lambda end: abs(end - cut))
     if not 2 <= cut <= windows.count - 2:
@@ -145,6 +148,16 @@ class Scorer:
             if "not finite" in error.message:
                 return {"finite": False}
             raise
+        # That a state overflows is what this is to find out; it is no fault of the test.
+        with np.errstate(all="ignore"):
+            try:
+                return self._figures(parameters, prior)
+            except np.linalg.LinAlgError:
+                return {"finite": False}
+
+    def _figures(self, parameters: FlatParameters, prior: Path | None) -> dict[str, Any]:
+        if not np.isfinite(np.square(self._sight(parameters).latents).sum()):
+            return {"finite": False}
         (scores,) = self._evaluator.score(parameters)
         figures: dict[str, Any] = {
             "std": scores.std,
