@@ -1,5 +1,6 @@
 """The page: one HTML file that needs nothing beside it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -16,7 +17,9 @@ MAX_TABLE = 500
 MAX_ABORTS = 200
 MAX_REASON = 400
 SHORT_HEX = 12
-MAX_NAMES = 8
+MAX_NAMES = 3
+ROW_NAMES = 18
+MAX_RUNS = 8
 FIGURES = (
     ("seconds", "seconds"),
     ("loss", "loss"),
@@ -42,6 +45,7 @@ class Row:
     attempt: int
     contributors: str
     names: str
+    left_out: str
     seconds: str
     loss: str
     probe_r2: str
@@ -51,6 +55,16 @@ class Row:
     record: str
     remark: str
     rejected: bool
+
+    @property
+    def long(self) -> bool:
+        """Whether the names have no room in the row itself."""
+        return len(self.names) > ROW_NAMES
+
+    @property
+    def more(self) -> bool:
+        """Whether a second row follows."""
+        return self.long or bool(self.remark or self.left_out)
 
 
 def page(history: History, plots: list[Plot], verified: Report | None, made_at: str) -> str:
@@ -152,7 +166,7 @@ def _facts(history: History) -> list[tuple[str, str]]:
         ("federation", history.federation),
         ("workload", history.workload.name),
         ("config hash", history.config_hash),
-        ("runs", ", ".join(each.run for each in history.runs[-MAX_NAMES:]) or "none"),
+        ("runs", ", ".join(each.run for each in history.runs[-MAX_RUNS:]) or "none"),
         ("rounds", span),
         ("state", newest.next_digest if newest else "as at the start"),
         ("directory", printable(str(history.directory), 200)),
@@ -175,15 +189,14 @@ def _value(value: object) -> str:
 def _row(history: History, entry: Round) -> Row:
     record, verdict = entry.record, entry.verdict
     figures = verdict.figures if verdict else None
-    remarks = [f"rejected: {record.refusal}"] if record.refusal else list(_alarms(entry))
-    if entry.left_out:
-        remarks.append(f"left out: {entry.left_out}")
+    remarks = (f"rejected: {record.refusal}",) if record.refusal else _alarms(entry)
     return Row(
         index=entry.index,
         closed=_moment(entry.committed_at),
         attempt=record.attempt,
         contributors=f"{record.c_t} of {entry.cohort}",
-        names=_names(sorted(history.name(each.node) for each in record.contributors)),
+        names=_who(history, entry),
+        left_out=printable(entry.left_out, MAX_REASON),
         seconds=f"{sum(entry.seconds.values()):.1f}" if entry.seconds else "",
         loss=_figure(entry.loss),
         probe_r2=_figure(figures.probe_r2 if figures else None),
@@ -200,9 +213,19 @@ def _alarms(entry: Round) -> tuple[str, ...]:
     return entry.verdict.alarms if entry.verdict else ()
 
 
-def _names(names: list[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _who(history: History, entry: Round) -> str:
+    """The contributors of a round, or if those are fewer, who of all was none."""
+    there = {each.node for each in entry.record.contributors}
+    away = [node for node in history.contributors if node not in there]
+    if len(there) <= MAX_NAMES:
+        return _names(history, there)
+    if len(away) <= MAX_NAMES:
+        return f"all but {_names(history, away)}" if away else "all"
+    return f"{_names(history, there)} and {len(there) - MAX_NAMES} more"
+
+
+def _names(history: History, nodes: Iterable[str]) -> str:
+    return ", ".join(sorted(history.name(node) for node in nodes)[:MAX_NAMES])
 
 
 def _figure(value: float | None) -> str:

@@ -23,11 +23,14 @@ ROW_HEIGHT = 0.26
 MAX_ROWS = 24
 """Contributors that are shown one by one."""
 
-MAX_NAMED = 6
-"""Nodes whose lines a legend names."""
+MAX_NAMED = 5
+"""Nodes that have a line each."""
+
+LEGEND_CHARACTERS = 56
+"""That stand side by side above a plot."""
 
 MARKED = 40
-"""Up to so many rounds have their points marked."""
+"""Up to so many rounds have their points marked and their bars apart."""
 
 INK, LINE, PAPER = "#010203", "#040506", "#070809"
 SERIES = ("#0a0b0c", "#0d0e0f", "#101112", "#131415", "#161718", "#191a1b")
@@ -97,7 +100,9 @@ def _of_the_model(history: History) -> Iterator[Plot]:
     untested = "Not known of any round."
     if all(each.verdict is None for each in rounds):
         untested = "No state was tested on public data ([gate] data names none)."
-    losses = _lines_of_nodes(history, "loss", [Line("mean", [each.loss for each in rounds])])
+    losses = _lines_of_nodes(history, "loss")
+    if losses:
+        losses.insert(0, Line("mean", [each.loss for each in rounds]))
     yield _plot(
         "loss",
         "Training loss",
@@ -167,8 +172,8 @@ def _of_the_model(history: History) -> Iterator[Plot]:
     yield _plot("norms", "Update", rounds, norms, "L2, before the outer step.", "Not recorded.")
 
 
-def _lines_of_nodes(history: History, name: str, also: list[Line]) -> list[Line]:
-    """``also``, and one line a node that tells of ``name``."""
+def _lines_of_nodes(history: History, name: str) -> list[Line]:
+    """One line for each node that tells of ``name``; of many, the range of what they tell."""
     found = []
     for node in history.contributors:
         told = [
@@ -176,8 +181,17 @@ def _lines_of_nodes(history: History, name: str, also: list[Line]) -> list[Line]
             for each in history.rounds
         ]
         if any(value is not None for value in told):
-            found.append(Line(history.name(node), told, ":" if also else "-"))
-    return [*also, *found] if found else []
+            found.append(Line(history.name(node), told, ":"))
+    if len(found) <= MAX_NAMED:
+        return found
+    by_round = [
+        [value for value in told if value is not None]
+        for told in zip(*(line.values for line in found), strict=True)
+    ]
+    return [
+        Line("largest", [max(told, default=None) for told in by_round], ":"),
+        Line(f"smallest of {len(found)}", [min(told, default=None) for told in by_round], ":"),
+    ]
 
 
 def _plot(  # noqa: PLR0913, PLR0917 - a plot has as many words
@@ -218,17 +232,14 @@ def _draw(axes: Axes, lines: Sequence[Line], first: int) -> None:
 
 
 def _name(axes: Axes, names: Sequence[str]) -> None:
-    """A legend above the plot; beyond the first few, how many more there are."""
-    shown = list(names[:MAX_NAMED])
-    handles = axes.get_lines()[: len(shown)] or axes.containers[: len(shown)]
-    if len(names) > MAX_NAMED:
-        shown[-1] = f"{shown[-1]} and {len(names) - MAX_NAMED} more"
+    """A legend above the plot, in as many columns as there is room for."""
+    columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, names)) + 5)))
     axes.legend(
-        handles,
-        shown,
+        axes.get_lines()[: len(names)] or axes.containers or axes.collections,
+        names,
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
-        ncols=3,
+        ncols=columns,
         handlelength=1.6,
         columnspacing=1.2,
         borderaxespad=0.2,
@@ -247,7 +258,7 @@ def _round_name(value: float, _: int) -> str:
 
 def _epsilon(history: History) -> Plot:
     title, privacy = "Privacy spent", history.workload.privacy
-    lines = _lines_of_nodes(history, "epsilon", [])
+    lines = _lines_of_nodes(history, "epsilon")
     if not lines:
         off = "The workload asks for no noise." if not privacy.enabled else "No node reports it."
         return Plot("epsilon", title, "", off)
@@ -279,7 +290,8 @@ def _contributors(history: History) -> Plot:
                 for each in rounds
                 if any(who.node == node for who in each.record.contributors)
             ]
-            axes.broken_barh([(at - 0.45, 0.9) for at in there], (row - 0.36, 0.72), fc=SERIES[0])
+            bars = _bars(there, apart=len(rounds) <= MARKED)
+            axes.broken_barh(bars, (row - 0.36, 0.72), fc=SERIES[0], linewidth=0)
         axes.set_yticks(range(len(nodes)), [history.name(node) for node in nodes])
         axes.set_ylim(len(nodes) - 0.4, -0.6)
         axes.grid(visible=False)
@@ -292,6 +304,19 @@ def _contributors(history: History) -> Plot:
     return Plot("contributors", title, drawn[0], note)
 
 
+def _bars(there: Sequence[int], *, apart: bool) -> list[tuple[float, float]]:
+    """Start and length of a bar for each round, or for each run of rounds without a gap."""
+    if apart:
+        return [(at - 0.45, 0.9) for at in there]
+    found: list[tuple[float, float]] = []
+    for at in there:
+        if found and at - 0.5 == sum(found[-1]):
+            found[-1] = (found[-1][0], found[-1][1] + 1.0)
+        else:
+            found.append((at - 0.5, 1.0))
+    return found
+
+
 def _bytes(history: History) -> Plot:
     rounds = [each for each in history.rounds if each.nodes]
     if not rounds:
@@ -300,8 +325,13 @@ def _bytes(history: History) -> Plot:
     up = [sum(node.bytes_up for node in each.nodes.values()) / 1e6 for each in rounds]
     with _axes("bytes") as (axes, drawn):
         at = [each.index for each in rounds]
-        axes.bar([x - 0.21 for x in at], down, 0.4, color=SERIES[0])
-        axes.bar([x + 0.21 for x in at], up, 0.4, color=SERIES[1])
+        if len(rounds) <= MARKED:
+            axes.bar([x - 0.21 for x in at], down, 0.4, color=SERIES[0])
+            axes.bar([x + 0.21 for x in at], up, 0.4, color=SERIES[1])
+        else:
+            axes.plot(at, down, color=SERIES[0])
+            axes.plot(at, up, "--", color=SERIES[1])
+            axes.set_ylim(0, 1.06 * max(*down, *up))
         axes.set_ylabel("MB")
         _rounds_below(axes)
         _name(axes, ["states to nodes", "updates from nodes"])
@@ -313,11 +343,15 @@ def _seconds(history: History) -> Plot:
     if not rounds:
         return Plot("seconds", "Time", "", "Not recorded.")
     with _axes("seconds") as (axes, drawn):
-        base = [0.0] * len(rounds)
-        for number, phase in enumerate(PHASES):
-            spent = [each.seconds.get(phase, 0.0) for each in rounds]
-            axes.bar([e.index for e in rounds], spent, 0.8, bottom=base, color=SERIES[number])
-            base = [low + more for low, more in zip(base, spent, strict=True)]
+        at = [each.index for each in rounds]
+        spent = [[each.seconds.get(phase, 0.0) for each in rounds] for phase in PHASES]
+        if len(rounds) <= MARKED:
+            base = [0.0] * len(rounds)
+            for seconds, colour in zip(spent, SERIES, strict=False):
+                axes.bar(at, seconds, 0.8, bottom=base, color=colour)
+                base = [low + more for low, more in zip(base, seconds, strict=True)]
+        else:
+            axes.stackplot(at, spent, colors=SERIES[: len(PHASES)], step="mid", linewidth=0)
         axes.set_ylabel("seconds")
         _rounds_below(axes)
         _name(axes, PHASES)
