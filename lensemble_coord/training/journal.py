@@ -7,9 +7,15 @@ from lensemble.logs import logger
 from lensemble_coord.training.store import Store
 
 MAX_QUEUED = 4096
+MAX_TEXT = 1000
+"""Characters of one field; a list of a thousand names must not outgrow an event of the ledger."""
 BATCH_PAUSE_S = 0.25
 
 Scalar = str | int | float | bool | None
+
+
+def _short(value: Scalar) -> Scalar:
+    return value[:MAX_TEXT] if isinstance(value, str) else value
 
 
 class Journal:
@@ -26,7 +32,7 @@ class Journal:
         """Record ``event`` with its fields."""
         (self._log.warning if warn else self._log.info)(event, **fields)
         try:
-            self._queue.send_nowait({"event": event, **fields})
+            self._queue.send_nowait({"event": event, **{n: _short(v) for n, v in fields.items()}})
         except trio.WouldBlock:
             self.dropped += 1
 

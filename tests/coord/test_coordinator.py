@@ -478,3 +478,13 @@ async def test_how_full_the_field_was_is_an_event_of_each_round(tmp_path: Path) 
                 await written.wait()
         most = 2 * (((1 << 31) - 1) // TERMS.field.n_max)
         assert found[0].fields["field_use"] == ((1 << 20) + (1 << 22)) / most
+
+
+async def test_an_event_about_everybody_does_not_end_the_daemon(tmp_path: Path) -> None:
+    async with bench(tmp_path) as coordinator:
+        written = coordinator.rounds.journal.written
+        everybody = ", ".join(f"a-rather-long-name-{each} (timeout)" for each in range(4096))
+        coordinator.rounds.journal.note("round.closed", left_out=everybody)
+        await written.wait()
+        (kept,) = coordinator.serving.store.events_of("round.closed", 9)
+        assert everybody[:900] in kept.event
