@@ -288,7 +288,7 @@ class CoordinatorHost(Host):
                     fewer = self.world.random.sample(survivors, len(survivors) - 1)
                     other = tuple(sorted(fewer))
                     self.tell_all(other, messages.UnmaskRequest(**self.fence, survivors=other))
-                self._may_die()
+                self._may_die("dies_masking", 0.1, 0.5, 2.0)
             case r.Refuse(node=node, code=code, reason=reason):
                 for session in self.present((node,)):
                     session.refuse(code, reason)
@@ -357,7 +357,7 @@ class CoordinatorHost(Host):
             self.roster = tuple(each.node for each in members)
             told = messages.Roster(**self.fence, members=members, threshold=action.threshold)
             self.tell_all(self.roster, told)
-            self._may_die()
+            self._may_die("dies_masking", 0.1, 0.5, 2.0)
 
         self.world.after(self, self.world.random.random() * 0.05, built)
 
@@ -377,11 +377,10 @@ class CoordinatorHost(Host):
                 )
             )
 
-    def _may_die(self) -> None:
+    def _may_die(self, trouble: str, *within_s: float) -> None:
         """Not at once: some of what it has just said may still get through."""
-        chance = self.world.random
-        if self.trouble.dies_masking and chance.random() < self.trouble.dies_masking / 3:
-            when = chance.uniform(0.0, 2.0)
+        if self.federation.happens(trouble):
+            when = self.world.random.uniform(0.0, self.world.random.choice(within_s))
             self.world.after(self, when, lambda: self.federation.restart(self, 5.0))
 
     def expects(self, node: NodeId, at: At) -> bool:
@@ -462,6 +461,7 @@ class CoordinatorHost(Host):
         self.world.note(self, "appends", f"record of round {at[0]} attempt {at[1]}")
         self.books.append(record)
         self.federation.checks.appended(self, record)
+        self._may_die("dies_committing", 0.04)
         return r.Advanced(*at, digest)
 
     # ---- ends ----

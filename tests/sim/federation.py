@@ -58,11 +58,13 @@ class Trouble:
         "repeats_itself": 0.1,
         "echoes": 0.05,
         "asks_twice": 0.2,
-        "slow": 0.2,
+        "slow": 0.3,
+        "stands_still": 0.3,
         "commitments_late": 0.3,
         "shares_late": 0.1,
         "answers_late": 0.2,
         "dies_masking": 0.3,
+        "dies_committing": 0.3,
     }
 
     def __init__(self) -> None:
@@ -97,7 +99,7 @@ class Federation:
         self.coord = parts.coordinator(self, self.rules)
         keys = [NodeId(letter * 64) for letter in "abcdefgh"[:count]]
         self.allowed = keys[: seed % 3]
-        self.nodes = [NodeHost(self, key, INVITE) for key in keys]
+        self.nodes = [parts.node(self, key, INVITE) for key in keys]
         self._by_name = {node.name: node for node in self.nodes}
         expires = 1.8e9 + 30 * DAY_S
         self.coord.books.invites[INVITE] = Invitation(expires, count)

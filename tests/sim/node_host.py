@@ -172,15 +172,19 @@ class NodeHost(Host):
             self.member.post(participation.Heard(self.calls[link], message))
 
     def lost(self, link: Link) -> None:
-        for held in self.holdings.values():
-            for end in (held.rx, held.tx):
-                if end is not None and end.link is link:
-                    end.lose("the link is gone")
+        self.end_edges(link)
         call = self.calls.pop(link, None)
         if call is not None:
             self.member.post(participation.LinkDown(call, "the link is gone"))
         if link is self.link:
             self.link = None
+
+    def end_edges(self, link: Link) -> None:
+        """What was on ``link`` can neither send nor receive."""
+        for held in self.holdings.values():
+            for end in (held.rx, held.tx):
+                if end is not None and end.link is link:
+                    end.lose("the link is gone")
 
     def say(self, message: messages.FromNode) -> None:
         message = self.federation.tampered(self, message)
@@ -434,6 +438,11 @@ class NodeHost(Host):
 
     def made(self, vector: Digest) -> None:
         self.made_vectors.add(vector)
+
+    def has_trained(self, vector: Digest) -> None:
+        """The worker says that a release is ready to be announced."""
+        for place in ("charges a", "charges b"):
+            assert vector in self.disk.read(place, ()), f"{vector[:6]} is told of and not charged"
 
     def leaves(self, at: At, vector: Digest, digest: Digest) -> None:
         """The first byte of an update is about to go."""

@@ -14,6 +14,7 @@ from lensemble_node import participation, provision
 from tests.sim.books import Books
 from tests.sim.coord_host import CoordinatorHost
 from tests.sim.mask_side import SimSecrets
+from tests.sim.node_host import NodeHost
 from tests.sim.session import SimSession
 from tests.sim.worker import SimWorker
 
@@ -26,6 +27,7 @@ class Parts(msgspec.Struct, frozen=True):
     provision: Transition = provision.transition
     books: type[Books] = Books
     coordinator: type[CoordinatorHost] = CoordinatorHost
+    node: type[NodeHost] = NodeHost
     session: type[SimSession] = SimSession
     worker: type[SimWorker] = SimWorker
     secrets: type[SimSecrets] = SimSecrets

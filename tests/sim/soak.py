@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tests.sim.federation import Federation
+from tests.sim.parts import RIGHT, Parts
 
 LAST_LINES = 200
 BATCH = 25
@@ -43,9 +44,9 @@ def reproduce(seed: int) -> str:
     return f"python -m tests.sim.soak --seeds 1 --first {seed}"
 
 
-def live(seed: int) -> tuple[Federation, Violation | None]:
+def live(seed: int, parts: Parts = RIGHT) -> tuple[Federation, Violation | None]:
     """One life; the violation it ends with, if it does."""
-    federation = Federation(seed)
+    federation = Federation(seed, parts)
     try:
         federation.live()
     except Exception as fault:  # noqa: BLE001 - whatever a machine raises is what is looked for
@@ -129,6 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     seeds = list(range(options.first, options.first + options.seeds))
     results: list[Result] = []
+    # What is loaded by now stays; no sweep needs to look at it.
+    gc.freeze()
     for each in soak(seeds, max(1, options.processes)):
         results.append(each)
         _show(each, options.transcripts)

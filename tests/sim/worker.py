@@ -51,6 +51,8 @@ class SimWorker:
         self.say = say
         self.alive = True
         self.wedged = False
+        self.suspended = False
+        self._missed = False
         self.configured: signals.Configure | None = None
         self.rings: dict[int, Ring] = {}
         self._stdin: deque[signals.Command] = deque()
@@ -73,6 +75,19 @@ class SimWorker:
             ring.region.users.discard(f"worker {id(self)}")
         self.rings.clear()
 
+    def _stand_still(self, seconds: float) -> None:
+        """As a process that is swapped out does, for a while."""
+        self.node.world.note(self.node, "worker", f"stands still for {seconds:.0f} s")
+        self.suspended = True
+        self.node.world.after(self.node, seconds, self.resume)
+
+    def resume(self) -> None:
+        """Go on after it was suspended."""
+        self.suspended = False
+        if self._missed:
+            self._missed = False
+            self._go_on()
+
     def take(self, command: signals.Command) -> None:
         self._stdin.append(command)
         if self._job is None or self._waits_for_slot:
@@ -80,6 +95,9 @@ class SimWorker:
 
     def _go_on(self) -> None:
         """Work until there is nothing to do but to wait."""
+        if self.suspended:
+            self._missed = True
+            return
         if not self.alive or self.wedged:
             return
         while True:
@@ -353,10 +371,13 @@ class SimWorker:
             return
         self._require_room()
         self._clear(job.round)
-        slow = node.world.random.uniform(4.0, 12.0) if node.happens("slow") else 1.0
+        slow = node.world.random.uniform(4.0, 14.0) if node.happens("slow") else 1.0
         for step in range(1, STEPS + 1):
             yield node.world.random.uniform(0.1, 1.5) * slow
             self._look()
+            if node.happens("stands_still"):
+                self._stand_still(node.world.random.uniform(5.0, 45.0))
+                yield 0.0
             self._tell(job, "training", step, STEPS)
         node.vectors += 1
         vector = digest_of(node.node, "vector", node.vectors)
@@ -376,6 +397,7 @@ class SimWorker:
     def _ready(self, job: signals.Train, vector: Digest, *, reused: bool) -> None:
         masked = self.configured is not None and self.configured.masked
         self._release = (job.round, vector)
+        self.node.has_trained(vector)
         self.say(
             signals.Trained(
                 round=job.round,
