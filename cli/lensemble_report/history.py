@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lensemble.errors import LedgerIntegrityError, OperatorError
 from lensemble.ids import NodeId
 from lensemble.workload import Workload
@@ -19,11 +21,13 @@ from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.gatekeeper import EVALUATED, Verdict, decode
 from lensemble_coord.training.ledger import Ledger
 from lensemble_coord.training.ledger_copy import copy_ledger
+from lensemble_coord.training.public_gate import Figures
 from lensemble_coord.training.record import GENESIS_ROUND, ContributionRecord
 from lensemble_coord.training.rows import Attempt, Run
 
 PHASES = ("open", "collecting", "aggregating", "aligning", "committing")
 MAX_NAME = 24
+DRIFT = ("drift_before", "drift_after", "mean_degrees", "rms_degrees", "max_degrees")
 _PAGE = 1000
 
 
@@ -52,6 +56,8 @@ class Round:
     left_out: str = ""
     verdict: Verdict | None = None
     update_norm: float | None = None
+    figures: Figures | None = None
+    """Of the state after the round: where its step was rejected, of the one before."""
 
     @property
     def index(self) -> int:
@@ -148,7 +154,21 @@ def _told(root: Path, ledger: Ledger, run: str) -> History:
             Round(each.record, each.record_hash, each.run, each.committed_at, cohort)
         )
     _add_events(history, ledger)
+    _stand(history)
     return history
+
+
+def _stand(history: History) -> None:
+    """Give every round the figures of the state that stands after it."""
+    known: dict[str, Figures] = {}
+    if history.start:
+        known[history.start.digest] = history.start.figures
+    for entry in history.rounds:
+        if entry.verdict is not None and not entry.record.refusal:
+            known[entry.record.next_digest] = entry.verdict.figures
+        entry.figures = known.get(entry.record.next_digest)
+        if entry.figures and entry.record.refusal:
+            entry.figures = msgspec.structs.replace(entry.figures, **dict.fromkeys(DRIFT))
 
 
 def _run_named(runs: list[Run], run: str) -> str:

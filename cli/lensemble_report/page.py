@@ -140,7 +140,7 @@ def _tiles(history: History) -> list[tuple[str, str, str]]:
     if history.aborted:
         tiles.append(("attempts aborted", str(len(history.aborted)), ""))
     tiles.append(("nodes that contributed", str(len(history.contributors)), ""))
-    tested = [each.verdict.figures for each in rounds if each.verdict]
+    tested = [each.figures for each in rounds if each.figures]
     if history.start and rounds and not rounds[0].index:
         tested.insert(0, history.start.figures)
     for name, key in (
@@ -187,8 +187,7 @@ def _value(value: object) -> str:
 
 
 def _row(history: History, entry: Round) -> Row:
-    record, verdict = entry.record, entry.verdict
-    figures = verdict.figures if verdict else None
+    record, figures = entry.record, entry.figures
     remarks = (f"rejected: {record.refusal}",) if record.refusal else _alarms(entry)
     return Row(
         index=entry.index,

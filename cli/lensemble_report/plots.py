@@ -98,7 +98,7 @@ def all_plots(history: History) -> list[Plot]:
 def _of_the_model(history: History) -> Iterator[Plot]:
     rounds = history.rounds
     untested = "Not known of any round."
-    if all(each.verdict is None for each in rounds):
+    if all(each.figures is None for each in rounds):
         untested = "No state was tested on public data ([gate] data names none)."
     losses = _lines_of_nodes(history, "loss")
     if losses:
@@ -115,8 +115,8 @@ def _of_the_model(history: History) -> Iterator[Plot]:
     before = [] if not rounds or rounds[0].index else [start]
 
     def of(name: str) -> list[float | None]:
-        known = [each.verdict.figures if each.verdict else None for each in rounds]
-        return [getattr(each, name) if each else None for each in (*before, *known)]
+        known = [*before, *(each.figures for each in rounds)]
+        return [getattr(each, name) if each else None for each in known]
 
     first = rounds[0].index - len(before) if rounds else 0
     for key, title, lines, note in (

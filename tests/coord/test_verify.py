@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lensemble.checkpoint import HEADER_NAME, WEIGHTS_NAME
 from lensemble.workload import NoopTask, Workload
 from lensemble_coord.training import record as records
-from lensemble_coord.training.commit import Retention
+from lensemble_coord.training.commit import Retention, sweep
 from lensemble_coord.training.ledger import Ledger
 from lensemble_coord.training.ledger_copy import WAL_SUFFIX, check_wal
 from lensemble_coord.training.record import record_hash
@@ -240,6 +240,31 @@ def test_a_forged_denominator_shows_in_the_step(state: Path) -> None:
     forge(state, 2, contributors=first[:2], c_t=2)
     found = verify_state(state).problems
     assert {(p.where, p.round) for p in found} == {("outer step", 2)}
+
+
+def test_a_rejected_step_is_recomputed_and_said_to_be(tmp_path: Path) -> None:
+    history = History(tmp_path / "state", SMALL)
+    history.advance()
+    refused = records.rejected(history.prepare(), "std 9 is outside 0.3 to 2 \u03c3")
+    history.ledger.append(refused, history.run)
+    sweep(history.directory, history.ledger)
+    history.advance()
+    last = history.ledger.tail()
+    history.ledger.close()
+    report = verify_state(history.directory.root)
+    assert report.sound, problems(report)
+    assert (report.recomputed, report.checkpoints) == (3, 5)
+    assert report.notes == ["the step of round 1 was rejected: std 9 is outside 0.3 to 2 ?"]
+    assert last.prior_digest == refused.prior_digest
+    candidate = msgspec.structs.replace(refused.rejected, candidate_digest=last.next_digest)
+    forge(history.directory.root, 1, rejected=candidate)
+    (found,) = verify_state(history.directory.root).problems[:1]
+    assert (found.where, found.round) == ("outer step", 1)
+    assert "parameters" in found.what
+    # That the state moved all the same is no record at all.
+    assert "was rejected, and yet" in " ".join(
+        records.faults(msgspec.structs.replace(refused, next_digest=last.next_digest), None)
+    )
 
 
 def test_a_forged_seed_and_attempt_are_named(state: Path) -> None:

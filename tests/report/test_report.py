@@ -22,8 +22,14 @@ from tests.coord.history import NODES, History
 
 SMALL = Workload(name="small", root_seed=3, task=NoopTask(parameters=500))
 HOSTILE = '<script>alert(1)</script>" onload="x$\\frac{&\x00\u202e'
-FIGURES = {"std": 0.91, "probe_r2": 0.83, "latent_error": 0.25, "state_error": 0.5, "finite": True}
-DIMENSION = {"dimension": 5.0}
+FIGURES = {
+    "finite": True,
+    "std": 0.91,
+    "probe_r2": 0.83,
+    "latent_error": 0.25,
+    "state_error": 0.5,
+    "dimension": 5.0,
+}
 DRIFT = {"drift_before": 0.2, "drift_after": 0.1, "rms_degrees": 9.0, "max_degrees": 20.0}
 
 
@@ -57,6 +63,7 @@ def event(name: str, round_index: int, **fields: Any) -> dict[str, Any]:
 
 def told(round_index: int, **node: Any) -> list[dict[str, Any]]:
     """The events of one round, as a coordinator writes them."""
+    figures = {**FIGURES, **DRIFT, "std": 0.5 + round_index}
     return [
         event("round.diagnosed", round_index, mean_update_l2=2.5, field_use=0.1),
         *(
@@ -64,15 +71,7 @@ def told(round_index: int, **node: Any) -> list[dict[str, Any]]:
             for each in NODES
         ),
         event("round.closed", round_index, open_s=0.5, collecting_s=2.0, left_out="dora (timeout)"),
-        event(
-            "gate.evaluated",
-            round_index,
-            digest="d",
-            **FIGURES,
-            **DIMENSION,
-            **DRIFT,
-            alarms=HOSTILE,
-        ),
+        event("gate.evaluated", round_index, digest="d", **figures, alarms=HOSTILE),
     ]
 
 
@@ -128,6 +127,9 @@ def test_the_page_says_what_the_ledger_says(
     assert history.start is not None
     assert history.start.figures.std == 0.71
     assert [each.loss for each in history.rounds] == [0.125, 1.125, 2.125]
+    after = [each.figures for each in history.rounds if each.figures]
+    assert [each.std for each in after] == [0.5, 1.5, 1.5], "a rejected step leaves the state"
+    assert [each.drift_before for each in after] == [0.2, 0.2, None]
     assert history.rounds[0].seconds == {"open": 0.5, "collecting": 2.0}
     assert {each.bytes_up for each in history.rounds[0].nodes.values()} == {2000}
     for key in ("loss", "errors", "probe", "spread", "dimension", "drift", "angles", "norms",
