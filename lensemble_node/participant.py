@@ -111,6 +111,8 @@ class Member:
             niceness=worker.niceness,
             backoff_s=worker.restart_backoff_s,
             backoff_max_s=worker.restart_backoff_max_s,
+            processes=0 if worker.processes == "auto" else worker.processes,
+            group_timeout_s=worker.group_timeout_s,
         )
         self.supervisor = Supervisor(launch, self._hear_worker)
         leases = ArenaLeases(arena)

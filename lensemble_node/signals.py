@@ -16,6 +16,9 @@ from lensemble.secagg.graph import MAX_HOLDERS
 EXIT_NO_MEMORY = 71
 """Exit status of a worker that was refused memory."""
 
+EXIT_GROUP_LOST = 72
+"""Exit status of a worker of several processes that lost one of them."""
+
 MAX_LINE_BYTES = 1 << 18
 """Longest line in either direction."""
 

@@ -32,7 +32,9 @@ SETTLED_S = 60.0
 class Launch(msgspec.Struct, frozen=True):
     """How a worker is started; ``memory_bytes`` limits its address space, 0 does not.
 
-    ``program`` replaces the interpreter and module, everything else stays.
+    ``program`` replaces the interpreter and module, everything else stays.  ``processes`` other
+    than 1 make a group, 0 as many as there are accelerators; one of them that lets the others wait
+    for ``group_timeout_s`` ends it.
     """
 
     arena_fd: int
@@ -42,13 +44,25 @@ class Launch(msgspec.Struct, frozen=True):
     niceness: int = 0
     backoff_s: float = 1.0
     backoff_max_s: float = 30.0
-    program: tuple[str, ...] = (
-        sys.executable, "-P", "-X", "faulthandler", "-m", "lensemble_node.worker",
-    )  # fmt: skip
+    processes: int = 1
+    group_timeout_s: float = 300.0
+    program: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
+        alone = self.processes == 1
+        module = "lensemble_node.worker" if alone else "lensemble_node.worker.group"
+        python = (sys.executable, "-P", "-X", "faulthandler", "-m", module)
+        group = (
+            ()
+            if alone
+            else (
+                f"--processes={self.processes}",
+                f"--timeout-s={self.group_timeout_s}",
+            )
+        )
         return [
-            *self.program,
+            *(self.program or python),
+            *group,
             f"--arena-fd={self.arena_fd}",
             f"--arena-bytes={self.arena_bytes}",
             f"--memory-bytes={self.memory_bytes}",

@@ -124,6 +124,8 @@ class Life:
             how = f"was ended: {self.killed_for}"
         elif status == signals.EXIT_NO_MEMORY:
             how = "ran out of memory" + (f" ({memory})" if memory else "")
+        elif status == signals.EXIT_GROUP_LOST:
+            how = "lost one of its processes, or one hung"
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         else:

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from pydantic import ValidationError
 
-from lensemble import blob
+from lensemble import blob, files
 from lensemble.crash_points import reached
 from lensemble.edge.arena import Arena
 from lensemble.errors import (
@@ -27,19 +27,22 @@ from lensemble.params import ParamLayout
 from lensemble.secagg.field import bound
 from lensemble.secagg.masks import WORD_BYTES, Term
 from lensemble.version import BUILD
-from lensemble.workload import CustomTask, NoopTask, Workload, layout
+from lensemble.workload import NoopTask, Workload, layout
 from lensemble_node import signals
 from lensemble_node.worker.blinded import Blinded
 from lensemble_node.worker.download import Inbound
 from lensemble_node.worker.pace import Pace
 from lensemble_node.worker.port import Port
 from lensemble_node.worker.rings import Ring, Rings
+from lensemble_node.worker.seat import ALONE, Begin, Seat
 from lensemble_node.worker.state_store import StateStore
 from lensemble_node.worker.training.local_round import Release, Trainer
-from lensemble_node.worker.training.source import DataSource, TaskCode
+from lensemble_node.worker.training.source import source_of
 from lensemble_node.worker.training.stops import Stopped
 
 MAX_BACKLOG = 64
+RENDEZVOUS = "group-rendezvous"
+"""In the state directory: where the processes of a group find each other."""
 _PIECE_BYTES = 1 << 20
 
 _Phase: TypeAlias = Literal["fetching", "training", "sending"]
@@ -78,14 +81,14 @@ class _Halted(Exception):
 
 
 class Desk:
-    """Everything a configured worker works with.
+    """Everything a configured worker works with; ``seat`` is its place among several.
 
     Raises:
         ContractViolation: not a workload of this build.
         LensembleError: data or probe that cannot be used; see ``Trainer``.
     """
 
-    def __init__(self, configure: signals.Configure) -> None:
+    def __init__(self, configure: signals.Configure, seat: Seat = ALONE) -> None:
         try:
             workload = Workload.model_validate_json(configure.workload)
         except ValidationError as error:
@@ -99,17 +102,28 @@ class Desk:
         self.masked = configure.masked
         self.trainer = Trainer(
             workload,
-            _source(configure, workload),
+            source_of(configure, workload),
             state_dir,
             configure.node,
             configure.threads,
         )
-        self.trainer.place(configure.device)
+        self._take_place(configure, seat)
         if workload.objective.probe_hash:
             _pin(self.trainer, workload, configure.probe)
         self.trainer.account(configure.federation)
+        self.trainer.ready()
         self.states = StateStore(state_dir / "global", self.layout)
         self.inbound = Inbound(self.states, configure.federation, self.layout)
+
+    def _take_place(self, configure: signals.Configure, seat: Seat) -> None:
+        if seat.ranks == 1 or isinstance(self.workload.task, NoopTask):
+            self.trainer.place(configure.device)
+            return
+        rendezvous = Path(configure.state_dir) / RENDEZVOUS
+        with files.storage(rendezvous):
+            rendezvous.unlink(missing_ok=True)
+        seat.order(Begin(configure=configure, rendezvous=str(rendezvous)))
+        self.trainer.lead(seat, rendezvous, configure.device)
 
 
 def _pin(trainer: Trainer, workload: Workload, probe: str) -> None:
@@ -142,27 +156,11 @@ def _drift(released: Release) -> signals.Drift | None:
     return msgspec.convert(released.drift, signals.Drift, from_attributes=True)
 
 
-def _source(configure: signals.Configure, workload: Workload) -> DataSource | TaskCode | None:
-    if isinstance(workload.task, CustomTask):
-        folder = Path(configure.task_folder) if configure.task_folder else None
-        return TaskCode(configure.task_entry, Path(configure.path), folder)
-    if isinstance(workload.task, NoopTask) or not configure.path:
-        return None
-    return DataSource(
-        path=Path(configure.path),
-        observation_keys=configure.observation_keys,
-        embodiment=configure.embodiment,
-        image_keys=configure.image_keys,
-        action_keys=configure.action_keys,
-        format=configure.format,
-    )
-
-
 class Worker:
     """Obeys ``port`` with the slots of ``arena`` until told to stop."""
 
-    def __init__(self, port: Port[signals.Command], arena: Arena) -> None:
-        self._port = port
+    def __init__(self, port: Port[signals.Command], arena: Arena, seat: Seat = ALONE) -> None:
+        self._port, self._seat = port, seat
         self._rings = Rings(arena)
         self._backlog: deque[Job] = deque()
         self._desk: Desk | None = None
@@ -258,7 +256,7 @@ class Worker:
 
     def _configure(self, command: signals.Configure) -> None:
         try:
-            self._desk = Desk(command)
+            self._desk = Desk(command, self._seat)
             facts = self._desk.trainer.facts
         except LensembleError as error:
             self._port.say(

@@ -30,13 +30,19 @@ def noop(parameters: int = 10_000) -> Workload:
 class WorkerProcess:
     """The pipes, the arena and the two rings of one worker."""
 
-    def __init__(self, state_dir: Path, workload: Workload, capacity_bytes: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        workload: Workload,
+        capacity_bytes: int = 1 << 16,
+        **launch: object,
+    ) -> None:
         self.workload = workload
         self.layout = layout(workload)
         self.state_dir = state_dir
         self.capacity_bytes = capacity_bytes
         self.arena = Arena.create(64 << 20)
-        self.launch = Launch(self.arena.fd, self.arena.nbytes)
+        self.launch = Launch(self.arena.fd, self.arena.nbytes, **launch)
         self.process = subprocess.Popen(
             self.launch.command(),
             stdin=subprocess.PIPE,
@@ -85,15 +91,15 @@ class WorkerProcess:
 
     # ---- the usual steps ----
 
-    def configure(self, *, masked: bool = False) -> signals.Configured:
+    def configure(self, *, masked: bool = False, **more: object) -> signals.Configured:
         self.tell(
             signals.Configure(
                 workload=self.workload.canonical().decode(),
                 federation=FEDERATION,
                 node=NODE,
                 state_dir=str(self.state_dir),
-                path="",
                 masked=masked,
+                **({"path": ""} | more),
             )
         )
         event = self.hear()
@@ -194,9 +200,12 @@ class WorkerProcess:
 
 @contextmanager
 def worker(
-    state_dir: Path, workload: Workload | None = None, capacity_bytes: int = 1 << 16
+    state_dir: Path,
+    workload: Workload | None = None,
+    capacity_bytes: int = 1 << 16,
+    **launch: object,
 ) -> Iterator[WorkerProcess]:
-    started = WorkerProcess(state_dir, workload or noop(), capacity_bytes)
+    started = WorkerProcess(state_dir, workload or noop(), capacity_bytes, **launch)
     try:
         yield started
     finally:

@@ -32,7 +32,8 @@ from lensemble_node.worker.training.arguments import (
     world_task,
 )
 from lensemble_node.worker.training.dataset import open_dataset
-from lensemble_node.worker.training.inner_loop import Learner, LocalState, Segment
+from lensemble_node.worker.training.inner_loop import Learner, LocalState
+from lensemble_node.worker.training.segments import Segment
 from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.storage import write_atomically
 

@@ -209,7 +209,7 @@ class CustomDescent(Descent):
 
     def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
         del sketch
-        for flat in self._flats.values():
+        for flat in self.flats.values():
             slope_of(flat).zero_()
         value = self.custom.loss(self.tensors, torch.from_numpy(numbers).to(self._device))
         if math.isfinite(found := float(value.detach())):

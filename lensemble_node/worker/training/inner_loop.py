@@ -31,9 +31,12 @@ from lensemble_node.worker.training.objective import (
     SKETCH_STEPS,
     Batch,
     Landmarks,
+    Pool,
+    alone,
     directions,
     loss,
 )
+from lensemble_node.worker.training.segments import Losses, Segment
 from lensemble_node.worker.training.stops import Diverged, Stopped
 
 Arrays: TypeAlias = dict[str, NDArray[np.float32]]
@@ -41,7 +44,7 @@ Progress: TypeAlias = Callable[[int, float], None]
 ShouldStop: TypeAlias = Callable[[], bool]
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 _HEAD_STEP = "head.step"
 
 
@@ -59,25 +62,6 @@ class LocalState:
     cursor: int = 0
 
 
-@dataclass(frozen=True)
-class Segment:
-    """``steps`` steps from ``global_step`` on, under the sketch of ``sketch_seed``.
-
-    ``stream`` names another sequence of batches than the node's usual one.
-    """
-
-    steps: int
-    global_step: int
-    sketch_seed: int
-    stream: str = ""
-
-
-@dataclass(frozen=True)
-class Losses:
-    first: float
-    last: float
-
-
 def learning_rate(inner: Inner, global_step: int) -> float:
     """Cosine from ``lr`` to ``final_lr_fraction * lr`` at ``schedule_steps``, then constant."""
     part = min(global_step, inner.schedule_steps) / inner.schedule_steps
@@ -89,6 +73,16 @@ def batch_numbers(seed: int, cursor: int, count: int, size: int) -> NDArray[np.i
     """The windows (``size`` of ``count``, with repetition) of the batch at ``cursor``."""
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, cursor]))
     return generator.integers(0, count, size, dtype=np.int64)
+
+
+def adamw(inner: Inner, parameters: list[torch.Tensor]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=inner.lr,
+        betas=(inner.beta1, inner.beta2),
+        weight_decay=inner.weight_decay,
+        foreach=False,
+    )
 
 
 class Held(Protocol):
@@ -120,16 +114,9 @@ class Descent:
         self._device = shared.flat.device
         self._node = node
         self._data_seed = 0
-        self._sketch = torch.empty(0)
-        inner = workload.inner
-        self._flats = {"shared": shared.flat} | ({"head": own.flat} if own.flat.numel() else {})
-        self._optimizer = torch.optim.AdamW(
-            list(self._flats.values()),
-            lr=inner.lr,
-            betas=(inner.beta1, inner.beta2),
-            weight_decay=inner.weight_decay,
-            foreach=False,
-        )
+        self.sketch = torch.empty(0)
+        self.flats = {"shared": shared.flat} | ({"head": own.flat} if own.flat.numel() else {})
+        self._optimizer = adamw(workload.inner, list(self.flats.values()))
         self._initial = {name: view.copy() for name, view in own.named().items()}
         self.cursor = 0
 
@@ -142,20 +129,34 @@ class Descent:
             CheckpointIntegrityError: the state is of another head or model.
         """
         self._check(local)
+        self.mirror(prior, local)
+
+    def mirror(self, prior: FlatParameters, local: LocalState) -> None:
+        """As ``load``, of what another process has checked."""
         self._shared.load(prior)
         self._own.load(local.head or self._initial)
+        self.cursor = local.cursor
         self._optimizer.state.clear()
-        for name, flat in self._flats.items():
-            if f"{name}.exp_avg" in local.optimizer:
-                step = local.optimizer.get(
-                    f"{name}.step", np.array([local.cursor], dtype=np.float32)
-                )
+        self.take_moments(local.optimizer)
+
+    def take_moments(self, optimizer: Arrays) -> None:
+        """Go on with these, as ``LocalState`` has them."""
+        for name, flat in self.flats.items():
+            if f"{name}.exp_avg" in optimizer:
+                step = optimizer.get(f"{name}.step", np.array([self.cursor], dtype=np.float32))
                 moments = {
-                    moment: torch.tensor(local.optimizer[f"{name}.{moment}"], device=self._device)
-                    for moment in _MOMENTS
+                    moment: torch.tensor(optimizer[f"{name}.{moment}"], device=self._device)
+                    for moment in MOMENTS
                 }
                 self._optimizer.state[flat] = {"step": torch.tensor(float(step[0]))} | moments
-        self.cursor = local.cursor
+
+    def cut_own(self, flat: NDArray[np.float32]) -> Arrays:
+        """The tensors that stay on the node, by name, from one vector of them."""
+        found, start = {}, 0
+        for name, like in self._initial.items():
+            found[name] = flat[start : start + like.size].reshape(like.shape)
+            start += like.size
+        return found
 
     def _check(self, local: LocalState) -> None:
         found = {
@@ -164,11 +165,11 @@ class Descent:
             if name != _HEAD_STEP
         }
         # Without a head it is a fresh one, whose moments are not there either.
-        old = self._flats if local.head else {"shared": self._flats["shared"]}
+        old = self.flats if local.head else {"shared": self.flats["shared"]}
         wanted = {name: array.shape for name, array in self._initial.items() if local.head} | {
             f"{name}.{moment}": tuple(flat.shape)
             for name, flat in old.items()
-            for moment in _MOMENTS
+            for moment in MOMENTS
         }
         if found and found != wanted:
             differ = sorted(k for k in found.keys() | wanted if found.get(k) != wanted.get(k))
@@ -183,8 +184,8 @@ class Descent:
         """Copies of what this node keeps."""
         moments = {
             f"{name}.{moment}": self._optimizer.state[flat][moment].cpu().numpy().copy()
-            for name, flat in self._flats.items()
-            for moment in _MOMENTS
+            for name, flat in self.flats.items()
+            for moment in MOMENTS
             if flat in self._optimizer.state
         }
         step = float(self._optimizer.state.get(self._own.flat, {}).get("step", self.cursor))
@@ -223,7 +224,7 @@ class Descent:
             Diverged: the loss is not finite.
         """
         self.begin(segment, step)
-        value = self.gradient(self._sketch)
+        value = self.gradient(self.sketch)
         if not math.isfinite(value):
             raise Diverged(f"the loss of step {step + 1} is {value}")
         return value
@@ -243,8 +244,12 @@ class Descent:
 
     def gradient(self, sketch: torch.Tensor) -> float:
         """Leave the gradient of the next batch where the optimiser takes it; the loss there."""
+        return self.backward(self.numbers(), sketch)
+
+    def numbers(self) -> NDArray[np.int64]:
+        """The examples of the next batch."""
         size = self.workload.inner.batch
-        return self.backward(batch_numbers(self._data_seed, self.cursor, self.count, size), sketch)
+        return batch_numbers(self._data_seed, self.cursor, self.count, size)
 
     def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
         """The loss of the examples ``numbers``, its gradient in place of the one there was."""
@@ -268,7 +273,7 @@ class Learner(Descent):
     ) -> None:
         if not isinstance(workload.task, WorldModelTask):
             raise TypeError(f"task {workload.task.kind} has no world model to train")
-        self._task = workload.task
+        self.task = workload.task
         self.windows = windows
         self.landmarks: Landmarks | None = None
         self.model = WorldModel(workload.task, device)
@@ -280,15 +285,20 @@ class Learner(Descent):
         super().begin(segment, step)
         if step % SKETCH_STEPS == 0:
             count = self.workload.objective.sketch_dim
-            unit = directions(segment.sketch_seed, step, self._task.latent_dim, count)
-            self._sketch = torch.from_numpy(unit).to(self._device)
+            unit = directions(segment.sketch_seed, step, self.task.latent_dim, count)
+            self.sketch = torch.from_numpy(unit).to(self._device)
+
+    def batch(self, numbers: NDArray[np.int64], device: torch.device, pool: Pool = alone) -> Batch:
+        """The windows ``numbers`` on ``device``; raises ``DatasetError``."""
+        observations, actions = self.windows.gather(numbers)
+        seen = self.windows.images(numbers) if self.task.pictures else observations
+        on_device = [torch.from_numpy(each).to(device) for each in (seen, actions)]
+        return Batch(on_device[0], on_device[1], pool)
 
     def backward(self, numbers: NDArray[np.int64], sketch: torch.Tensor) -> float:
         """The loss of the windows ``numbers``, its gradient in place of the one there was."""
-        observations, actions = self.windows.gather(numbers)
-        seen = self.windows.images(numbers) if self._task.pictures else observations
-        batch = Batch(*(torch.from_numpy(each).to(self._device) for each in (seen, actions)))
-        for flat in self._flats.values():
+        batch = self.batch(numbers, self._device)
+        for flat in self.flats.values():
             slope_of(flat).zero_()
         value = loss(
             (self.model, self.head), batch, sketch, self.workload.objective, self.landmarks

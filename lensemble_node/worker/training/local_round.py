@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NotRequired, TypedDict, Unpack
+from typing import NotRequired, Protocol, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
@@ -31,12 +31,14 @@ from lensemble.merkle import DatasetFacts
 from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector, encode
 from lensemble.workload import CustomTask, NoopTask, Workload, WorldModelTask, layout
+from lensemble_node.worker.seat import Run, Seat
 from lensemble_node.worker.training.charges import Account, Charges, Standing
 from lensemble_node.worker.training.gauge import Alignment, Drift, Sight
 from lensemble_node.worker.training.local_store import Cursor, LocalStore, Sidecar
 from lensemble_node.worker.training.noise import Entropy, SecretNoise
 from lensemble_node.worker.training.protect import Protection
 from lensemble_node.worker.training.release import Extent, release
+from lensemble_node.worker.training.segments import Losses, Segment
 from lensemble_node.worker.training.source import DataSource, TaskCode
 from lensemble_node.worker.training.stops import pause
 
@@ -59,6 +61,28 @@ class RoundOrder(TypedDict):
     progress: Callable[[int, float], None]
     should_stop: Callable[[], bool]
     prior_digest: NotRequired[Digest]
+
+
+class Meeting(Protocol):
+    """The processes that train as one, see ``crew.Crew``."""
+
+    def ready(self) -> None: ...
+
+
+class Team(Protocol):
+    """This process among them, see ``crew.Team``."""
+
+    @property
+    def crew(self) -> Meeting: ...
+
+    def lead(
+        self,
+        segment: Segment,
+        progress: Callable[[int, float], None],
+        should_stop: Callable[[], bool],
+    ) -> Losses: ...
+
+    def follow(self, run: Run) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -110,20 +134,8 @@ class Trainer:
         self._store = LocalStore(state_dir)
         self._charges: Charges | None = None
         self._entropy: Entropy = os.urandom
-        self._work: _Noop | _World | _Custom
-        if isinstance(workload.task, NoopTask):
-            self._work = _Noop(workload, workload.task, node)
-        elif isinstance(workload.task, CustomTask):
-            self._work = _Custom(workload, _code(source, workload.task), node, threads)
-        elif isinstance(source, TaskCode):
-            raise TypeError(f"task {workload.task.kind} takes a data source")
-        elif source is None:
-            raise ConfigError(
-                f"workload {workload.name!r} trains a world model; this node names no dataset",
-                "Give the node's configuration a dataset path.",
-            )
-        else:
-            self._work = _World(workload, source, node, threads)
+        self._team: Team | None = None
+        self._work = work_for(workload, source, node, threads)
 
     @cached_property
     def facts(self) -> DatasetFacts:
@@ -146,6 +158,22 @@ class Trainer:
             ConfigError: it is not there.
         """
         self._work.place(device)
+
+    def lead(self, seat: Seat, rendezvous: Path, device: str) -> None:
+        """Train together with the followers of ``seat``; in place of ``place``.
+
+        They have to be told of ``rendezvous``, where all meet; ``ready`` waits for their data.
+
+        Raises:
+            ConfigError: no such device, or a batch that cannot be shared among so many.
+            GroupLost: they do not come.
+        """
+        self._team = self._work.join(seat, str(rendezvous), device)
+
+    def ready(self) -> None:
+        """Wait until all who train together have opened their data; raises ``GroupLost``."""
+        if self._team is not None:
+            self._team.crew.ready()
 
     def account(self, federation: str, entropy: Entropy = os.urandom) -> None:
         """Charge what is released to the budget in ``federation``; needed where privacy is enabled.
@@ -294,6 +322,28 @@ class Trainer:
         return digest
 
 
+def work_for(
+    workload: Workload, source: DataSource | TaskCode | None, node: str, threads: int
+) -> "Work":
+    """What trains ``workload``; arguments and errors as for ``Trainer``."""
+    match workload.task:
+        case NoopTask() as task:
+            return _Noop(workload, task, node)
+        case CustomTask() as task:
+            return _Custom(workload, _code(source, task), node, threads)
+        case WorldModelTask():
+            return _World(workload, _data(workload, source), node, threads)
+
+
+def _data(workload: Workload, source: DataSource | TaskCode | None) -> DataSource:
+    if not isinstance(source, DataSource):
+        raise ConfigError(
+            f"workload {workload.name!r} trains a world model; this node names no dataset",
+            "Give the node's configuration a dataset path.",
+        )
+    return source
+
+
 def _code(source: DataSource | TaskCode | None, task: CustomTask) -> TaskCode:
     if not isinstance(source, TaskCode):
         raise ConfigError(
@@ -341,6 +391,9 @@ class _Noop:
 
     def pin(self, probe: Path, _: Digest) -> None:
         raise ConfigError(f"the no-op task has no use for the probe {probe}")
+
+    def join(self, _: Seat, rendezvous: str, device: str) -> "Team":
+        raise ConfigError(f"the no-op task needs nobody's help ({rendezvous}, {device})")
 
     def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
         label = f"noop:{self._node}:{order['round_index']}{making.stream}"
@@ -401,6 +454,7 @@ class _World:
         self._make = partial(kind, workload, windows, self._data.action_dim, node)
         self._learner = self._make()
         self._points: torch.Tensor | None = None
+        self._run = self._learner.run
         self._history = task.history
 
     def facts(self, state_dir: Path) -> DatasetFacts:
@@ -410,6 +464,21 @@ class _World:
         from lensemble_node.worker.training.device import choose  # noqa: PLC0415  # as above
 
         self._learner = self._make(choose(device))
+        self._run = self._learner.run
+
+    def join(self, seat: Seat, rendezvous: str, device: str) -> "Team":
+        from lensemble_node.worker.training import crew, episode_steps, sharded  # noqa: PLC0415
+        from lensemble_node.worker.training.device import choose  # noqa: PLC0415  # as above
+
+        if isinstance(self._learner, episode_steps.EpisodeLearner):
+            raise ConfigError(
+                'privacy.unit is "episode", whose secret coins only one process may throw',
+                "Set `worker.processes = 1`.",
+            )
+        met = crew.Crew(seat, rendezvous, choose(device))
+        team = crew.Team(met, sharded.Sharded(met, self._learner), self._learner)
+        self._run = team.lead
+        return team
 
     def pin(self, probe: Path, digest: Digest) -> None:
         from lensemble_node.worker.training import probe as probes  # noqa: PLC0415  # as above
@@ -420,7 +489,7 @@ class _World:
         self._points = found.spread()
 
     def train(self, prior: FlatParameters, order: RoundOrder, making: _Making) -> _Result:
-        from lensemble_node.worker.training import episode_steps, heads, inner_loop  # noqa: PLC0415
+        from lensemble_node.worker.training import episode_steps, heads  # noqa: PLC0415
 
         anchored = self._workload.objective.lambda_anc > 0 or self._workload.gauge.align
         if anchored and self._points is None:
@@ -439,10 +508,10 @@ class _World:
         local = heads.mine(head, optimizer, cursor.batches, embodiment)
         learner.load(prior, local)
         before = self._sight(learner.model.layout.views(prior))
-        segment = inner_loop.Segment(
+        segment = Segment(
             self._workload.inner.steps, order["global_step"], order["sketch_seed"], making.stream
         )
-        losses = learner.run(segment, order["progress"], order["should_stop"])
+        losses = self._run(segment, order["progress"], order["should_stop"])
         layout, pipeline, drift = learner.model.layout, protection.pipeline(), None
         after = self._sight(learner.model.named())
         if before is not None and after is not None:
@@ -470,13 +539,14 @@ class _Custom:
     def __init__(self, workload: Workload, code: TaskCode, node: str, threads: int) -> None:
         import torch  # noqa: PLC0415  # as _World
 
-        from lensemble_node.worker.training import custom  # noqa: PLC0415
+        from lensemble_node.worker.training import crew, custom  # noqa: PLC0415
 
         torch.set_num_threads(threads)
         self._workload = workload
         self._device = torch.device("cpu")
         self._make = partial(custom.CustomDescent.of, workload, code, node)
         self._made: custom.CustomDescent | None = None
+        self._team: crew.Team | None = None
 
     def place(self, device: str) -> None:
         from lensemble_node.worker.training.device import choose  # noqa: PLC0415  # as above
@@ -485,6 +555,15 @@ class _Custom:
 
     def pin(self, probe: Path, _: Digest) -> None:
         raise ConfigError(f"a custom task has no use for the probe {probe}")
+
+    def join(self, seat: Seat, rendezvous: str, device: str) -> "Team":
+        from lensemble_node.worker.training import crew  # noqa: PLC0415  # as above
+
+        self.place(device)
+        met = crew.Crew(seat, rendezvous, self._device)
+        self._made = self._make(self._device)
+        self._team = crew.Team(met, crew.Copied(met, self._made), self._made)
+        return self._team
 
     def facts(self, _: Path) -> DatasetFacts:
         self._made = self._made or self._make(self._device)
@@ -499,10 +578,11 @@ class _Custom:
         descent, protection = self._made or self._make(self._device), making.protection
         self._made = descent
         descent.load(prior, inner_loop.LocalState(head, optimizer, cursor.batches))
-        segment = inner_loop.Segment(
+        segment = Segment(
             self._workload.inner.steps, order["global_step"], order["sketch_seed"], making.stream
         )
-        losses = descent.run(segment, order["progress"], order["should_stop"])
+        run = descent.run if self._team is None else self._team.lead
+        losses = run(segment, order["progress"], order["should_stop"])
         pipeline, named = protection.pipeline(), descent.shared.named()
         encoded = release(named, prior, descent.layout, self._workload.room, pipeline)
         kept = descent.local_state()
@@ -510,3 +590,7 @@ class _Custom:
         making.store.write_pending(kept.head, kept.optimizer, cursor)
         vector = making.store.write_vector(order["round_index"], [encoded.vector])
         return _Result(vector, encoded.extent, (losses.first, losses.last), protection.clip_factor)
+
+
+Work: TypeAlias = _Noop | _World | _Custom
+"""What trains a workload of each kind."""

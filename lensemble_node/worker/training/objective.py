@@ -12,7 +12,9 @@ Directions come from a counter-based numpy generator, the same bits on every mac
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -36,12 +38,25 @@ class Landmarks:
     targets: torch.Tensor
 
 
+Pool: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""A mean over a part of a batch made the mean over all of it."""
+
+
+def alone(mean: torch.Tensor) -> torch.Tensor:
+    """The pool of a batch that is in one part."""
+    return mean
+
+
 @dataclass(frozen=True)
 class Batch:
-    """``observations`` (n, history + 1, ...) of states or pictures, ``actions`` (n, history, a)."""
+    """``observations`` (n, history + 1, ...) of states or pictures, ``actions`` (n, history, a).
+
+    ``pool``: where this is a part of a batch, of which other processes hold the others.
+    """
 
     observations: torch.Tensor
     actions: torch.Tensor
+    pool: Pool = alone
 
 
 def directions(seed: int, step: int, latent_dim: int, count: int) -> NDArray[np.float32]:
@@ -53,7 +68,9 @@ def directions(seed: int, step: int, latent_dim: int, count: int) -> NDArray[np.
     return unit
 
 
-def sigreg(latents: torch.Tensor, sketch: torch.Tensor, knots: int) -> torch.Tensor:
+def sigreg(
+    latents: torch.Tensor, sketch: torch.Tensor, knots: int, pool: Pool = alone
+) -> torch.Tensor:
     """Distance of ``latents`` (n, d) from N(0, I) along ``sketch`` (d, count); a scalar >= 0."""
     at = torch.linspace(0.0, _REACH, knots, device=latents.device)
     normal = torch.exp(-0.5 * at.square())
@@ -62,8 +79,10 @@ def sigreg(latents: torch.Tensor, sketch: torch.Tensor, knots: int) -> torch.Ten
     weights[0] *= 0.5
     weights[-1] *= 0.5
     angles = (latents @ sketch).unsqueeze(-1) * at
-    distance = (angles.cos().mean(0) - normal).square() + angles.sin().mean(0).square()
-    return (distance @ (weights * normal)).mean()
+    cosine, sine = pool(torch.stack([angles.cos().mean(0), angles.sin().mean(0)]))
+    distance = (cosine - normal).square() + sine.square()
+    found: torch.Tensor = (distance @ (weights * normal)).mean()
+    return found
 
 
 def loss(
@@ -80,7 +99,7 @@ def loss(
     total = terms.lambda_pred * (after - latents[:, -1]).square().mean()
     # The ends of a window; the states between are much like them and would only cost time.
     ends = torch.cat([latents[:, 0], latents[:, -1]])
-    total = total + terms.lambda_sig * sigreg(ends, sketch, terms.knots)
+    total = total + terms.lambda_sig * sigreg(ends, sketch, terms.knots, batch.pool)
     if landmarks is not None and terms.lambda_anc > 0:
         total = total + terms.lambda_anc * anchor(model.encode(landmarks.points), landmarks, terms)
     return total

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lensemble.workload import CustomTask, NoopTask, Workload
+from lensemble_node import signals
+
 
 @dataclass(frozen=True)
 class DataSource:
@@ -33,3 +36,20 @@ class TaskCode:
     entry: str
     data: Path
     folder: Path | None = None
+
+
+def source_of(configure: signals.Configure, workload: Workload) -> DataSource | TaskCode | None:
+    """What ``workload`` is trained on, as the daemon says it; None where nothing is named."""
+    if isinstance(workload.task, CustomTask):
+        folder = Path(configure.task_folder) if configure.task_folder else None
+        return TaskCode(configure.task_entry, Path(configure.path), folder)
+    if isinstance(workload.task, NoopTask) or not configure.path:
+        return None
+    return DataSource(
+        path=Path(configure.path),
+        observation_keys=configure.observation_keys,
+        embodiment=configure.embodiment,
+        image_keys=configure.image_keys,
+        action_keys=configure.action_keys,
+        format=configure.format,
+    )

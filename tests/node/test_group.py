@@ -1,0 +1,131 @@
+"""Two real processes that train as one (gloo, on the CPU), against one that trains alone."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lensemble.ids import Digest
+from lensemble.workload import Workload, initial_parameters
+from lensemble_node import signals
+from lensemble_node.worker import group
+from tests.node import texts, worlds
+from tests.node.worker_process import WorkerProcess, worker
+
+TOLERANCE = 1e-4
+"""Largest difference of an update's coordinates, as a part of its largest: float32 is summed in
+another order, and the first steps of AdamW divide small gradients by their own size."""
+
+
+def prepare(w: WorkerProcess, **more: object) -> Digest:
+    w.configure(**more)
+    w.attach()
+    return w.fetch((0, 0), initial_parameters(w.workload))
+
+
+def again(w: WorkerProcess, at: int, digest: Digest) -> signals.Trained:
+    assert w.bind((at, 0), digest) == w.layout.nbytes
+    assert w.hear() == signals.StateHeld(digest=digest)
+    return w.train((at, 0), digest)
+
+
+def second_update(
+    place: Path, workload: Workload, processes: int, **more: object
+) -> tuple[np.ndarray, list[signals.Trained]]:
+    """Two rounds from the same prior, of which the first counts; the difference of the second."""
+    with worker(place / str(processes), workload, processes=processes) as w:
+        digest = prepare(w, **more)
+        trained = [w.train((0, 0), digest)]
+        w.tell(signals.Close(round=0, digest=digest, adopt=True))
+        assert w.hear() == signals.Closed(round=0, adopted=True)
+        trained.append(again(w, 1, digest))
+        words = np.fromfile(w.state_dir / "release" / "round-1.u32", dtype="<u4")
+        w.tell(signals.Stop())
+        status, errors = w.end()
+        assert (status, errors) == (0, "")
+    return worlds.delta(words, workload), trained
+
+
+def off(place: Path, workload: Workload, **more: object) -> float:
+    """How far two processes' update is from that of one, relative to its largest coordinate."""
+    alone, losses = second_update(place, workload, 1, **more)
+    together, pooled = second_update(place, workload, 2, **more)
+    for one, other in zip(losses, pooled, strict=True):
+        assert other.loss_first == pytest.approx(one.loss_first, rel=1e-4)
+        assert other.loss_last == pytest.approx(one.loss_last, rel=1e-3)
+    assert np.abs(alone).max() > 1e-3
+    return float(np.abs(together - alone).max() / np.abs(alone).max())
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
+    folder = worlds.data(tmp_path / "data")
+    found = off(tmp_path, worlds.small(), path=str(folder / "node0.h5"))
+    print(f"sharded world model: off by {found:.1e}")
+    assert found < TOLERANCE
+
+
+@pytest.mark.soak
+def test_a_task_of_ones_own_is_shared_too(tmp_path: Path) -> None:
+    workload, more = texts.workload(steps=6), texts.configured(tmp_path / "texts")
+    found = off(tmp_path, workload, **more)
+    print(f"copied task: off by {found:.1e}")
+    assert found < TOLERANCE
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGKILL, "fatal: process 1 of 2 (pid {pid}) was killed by SIGKILL"),
+        (signal.SIGSTOP, "fatal: a process of the group is gone or hangs"),
+    ],
+)
+def test_a_process_that_dies_or_hangs_in_a_step_ends_the_group(
+    tmp_path: Path, number: signal.Signals, told: str
+) -> None:
+    workload, more = texts.workload(steps=100_000), texts.configured(tmp_path / "texts")
+    with worker(tmp_path, workload, processes=2, group_timeout_s=2.0) as w:
+        digest = prepare(w, **more)
+        pids = children(w.process.pid)
+        w.tell(w.train_command((0, 0), digest))
+        assert isinstance(w.hear(), signals.Worked)
+        os.kill(pids[1], number)
+        status, errors = w.end()
+        assert status == signals.EXIT_GROUP_LOST
+        assert told.format(pid=pids[1]) in errors
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_nobody_survives_the_first_process(tmp_path: Path) -> None:
+    with worker(tmp_path, processes=2) as w:
+        w.configure()
+        pids = children(w.process.pid)
+        assert len(pids) == 2
+        os.kill(pids[0], signal.SIGKILL)
+        status, errors = w.end()
+        assert (status, errors) == (-signal.SIGKILL, "")
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.soak
+def test_a_batch_that_cannot_be_shared_equally_is_refused(tmp_path: Path) -> None:
+    workload = texts.workload(batch=15)
+    reason = r"inner\.batch is 15, which 2 processes cannot"
+    with (
+        worker(tmp_path, workload, processes=2) as w,
+        pytest.raises(AssertionError, match=reason),
+    ):
+        w.configure(**texts.configured(tmp_path / "texts"))
+
+
+def test_auto_counts_the_accelerators_that_may_be_seen(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert group.accelerators(tmp_path) == 2
+    assert group.accelerators(tmp_path / "nothing") == 0
