@@ -463,8 +463,7 @@ class Session:
             await trio.sleep(LAST_WORD_S)
             await desk.hear(outer_round.MemberLost(self.node, "edge_fault", reason))
             # Counted anew once a pair has carried a blob to its end.
-            doublings = min(max(self.edge_faults - 1, 0), MAX_EDGE_FAULTS)
-            await trio.sleep(min(EDGE_PAUSE_S * 2**doublings, EDGE_PAUSE_MAX_S))
+            await trio.sleep(edge_pause_s(self.edge_faults))
         self._cut_off("edge_fault", f"{self.edge_faults} broken pairs of edges")
 
     async def _use_one_pair(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> str:
@@ -667,6 +666,12 @@ class Session:
                 complete.signature,
             )
         )
+
+
+def edge_pause_s(faults: int) -> float:
+    """Seconds to wait before the next pair, once so many in a row have broken."""
+    doublings = min(max(faults - 1, 0), MAX_EDGE_FAULTS)
+    return float(min(EDGE_PAUSE_S * 2**doublings, EDGE_PAUSE_MAX_S))
 
 
 @asynccontextmanager

@@ -68,7 +68,6 @@ class CoordinatorHost(Host):
         self.spent_before = (position.round, position.attempt)
         self.opening: messages.RoundOpen | None = None
         self.keys: dict[NodeId, messages.RosterEntry] = {}
-        self.shares: dict[NodeId, messages.Shares] = {}
         self.roster: tuple[NodeId, ...] = ()
         left = self.books.unfinished_rounds
         if left:
@@ -211,7 +210,7 @@ class CoordinatorHost(Host):
         del self.sessions[node]
         self.ending.add(node)
         self.world.hang_up(session.link, self)
-        self.rounds.feed(r.MemberLost(node, "link_lost", reason))
+        self.rounds.post(r.MemberLost(node, "link_lost", reason))
         self.ending.discard(node)
         for link, join in self.waiting.pop(node, []):
             if link.alive:
@@ -469,7 +468,7 @@ class CoordinatorHost(Host):
     def _forget_attempt(self, at: At) -> None:
         self.books.spool.clear()
         self.opening = None
-        self.keys, self.shares, self.roster = {}, {}, ()
+        self.keys, self.roster = {}, ()
         for session in tuple(self.sessions.values()):
             session.round_ended(at)
 

@@ -4,16 +4,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from lensemble.edge.spec import EdgeSpec
+from lensemble.errors import Response
 from lensemble.ids import Digest, EdgeId, NodeId, SlotIndex
 from lensemble.wire import codec, fence, messages
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training.session import (
     ANNOUNCEMENT_TIMEOUT_S,
-    EDGE_PAUSE_MAX_S,
-    EDGE_PAUSE_S,
     LAST_WORD_S,
     MAX_EDGE_FAULTS,
     PROVISION_TIMEOUT_S,
+    edge_pause_s,
 )
 from tests.sim.edges import Region, RxEnd, TxEnd
 from tests.sim.mask_side import At, sign
@@ -54,7 +54,6 @@ class SimSession:
         self._announcement: messages.Update | None = None
         self._pair: _Pair | None = None
         self._provisioned = False
-        self._pause = EDGE_PAUSE_S
         self._faults = 0
         self._reading: tuple[str, At, Digest, int] | None = None
         """How the blob coming in is read (spool or pass), for what, and how far it is."""
@@ -124,8 +123,6 @@ class SimSession:
             case messages.Update():
                 self._take_update(message)
             case messages.Shares():
-                if isinstance(self.coord.state, r.Sharing):
-                    self.coord.shares[node] = message
                 rounds.post(r.SharesSent(node, message.round, message.attempt))
             case messages.UnmaskAnswer():
                 rounds.post(r.UnmaskAnswered(node, message.round, message.attempt))
@@ -275,12 +272,11 @@ class SimSession:
         pair.broken = True
         self._faults += 1
         self._take_down()
-        pause, self._pause = self._pause, min(2 * self._pause, EDGE_PAUSE_MAX_S)
 
         def lost() -> None:
             if not self.ended:
                 self.coord.rounds.post(r.MemberLost(self.node, "edge_fault", reason))
-                self.world.after(self.coord, pause, again)
+                self.world.after(self.coord, edge_pause_s(self._faults), again)
 
         def again() -> None:
             if self._faults >= MAX_EDGE_FAULTS:
@@ -392,6 +388,11 @@ class SimSession:
             assert chunk[1] == position
             position += chunk[2]
             self._reading = (how, at, digest, position)
+            if how == "spool" and self.coord.books.disk.full:
+                retry = r.StepFailed(*at, "storage", "no room for an update", Response.RETRY)
+                self.coord.rounds.post(retry)
+                self._break("no room for an update")
+                return False
             if how == "spool":
                 progress = r.Progressed(self.node, *at, "arriving", position, LAYOUT.nbytes)
                 self.coord.rounds.post(progress)
