@@ -70,6 +70,7 @@ class Row:
 def page(history: History, plots: list[Plot], verified: Report | None, made_at: str) -> str:
     """The HTML of a report; every text is escaped, and only the plots are markup."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["counted"] = counted
     template = environment.from_string(
         (files("lensemble_report") / "page.html.j2").read_text(encoding="utf-8")
     )
@@ -109,6 +110,11 @@ def _missing(plots: list[Plot]) -> list[tuple[str, str]]:
 def _columns(rows: list[Row]) -> list[tuple[str, str]]:
     """Field and heading of the figures that at least one round has."""
     return [(key, name) for key, name in FIGURES if any(getattr(row, key) for row in rows)]
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 round``, ``3 rounds``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def guarantees(history: History) -> list[str]:

@@ -80,6 +80,8 @@ class Gatekeeper:
         self._busy = False
         self._process: GateProcess | None = None
         self._in_use = trio.Lock()
+        self.weighing = False
+        """Whether a round waits for a test."""
         self._faults = 0
         self._fault = ""
         self._not_before = 0.0
@@ -143,7 +145,11 @@ class Gatekeeper:
         """Why the state ``candidate`` is not to be adopted; empty if it is, or with ``alert``."""
         if not self.rejects:
             return ""
-        verdict = await self._test(_Waiting(round_index, candidate, prior))
+        self.weighing = True
+        try:
+            verdict = await self._test(_Waiting(round_index, candidate, prior))
+        finally:
+            self.weighing = False
         return "" if verdict is None else verdict.refusal
 
     # ---- running ----

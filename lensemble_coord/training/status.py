@@ -29,6 +29,7 @@ ACTIVITIES = {
     "sent": "update sent",
 }
 NO_ROUNDS = "this federation trains nothing"
+TESTING = "testing the new state on public data before it is adopted"
 MAX_DESCRIBED = 3
 """Nodes of which a status says how far they are; the rest are named only."""
 
@@ -141,6 +142,8 @@ class Observer:
     def _reason(self, waiting: outer_round.Waiting, now: float) -> str:
         """Why the round waits; while it collects, how far those are that it waits for."""
         state = self._rounds.state
+        if self._rounds.gate.weighing:
+            return TESTING
         if not isinstance(state, outer_round.Collecting):
             return waiting.reason
         slowest = sorted(outer_round.awaited(state), key=lambda each: -each.still)[:MAX_DESCRIBED]

@@ -13,6 +13,7 @@ import trio
 
 from lensemble.ctl import replies
 from lensemble_coord.config import GateSection
+from lensemble_coord.training import outer_round
 from lensemble_coord.training.gatekeeper import EVALUATED, MAX_FAULTS, decode
 from lensemble_coord.training.verify import verify_state
 from tests.coord import scripted_gate
@@ -154,6 +155,17 @@ async def test_a_state_that_fails_is_not_adopted(tmp_path: Path) -> None:
         f"the step of round {t} was rejected: {r.refusal}" for t, r in ((0, rejected), (2, again))
     ]
     assert not any("named by no record" in note for note in report.notes)
+
+
+async def test_a_status_says_that_a_round_waits_for_a_test(tmp_path: Path) -> None:
+    async with gated(tmp_path, ["sleep"], mode="reject", timeout_s=3.0) as federation:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(federation.run, 1)
+            await federation.coordinator.state(outer_round.Committing)
+            while not federation.gate.weighing:
+                await trio.lowlevel.checkpoint()
+            assert "on public data before" in federation.observer.status().round.reason
+        assert not federation.gate.weighing
 
 
 async def test_rejection_survives_a_restart(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,32 @@ def test_a_program_that_cannot_begin_says_why(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == gate.EXIT_FAILED
     assert "gone.h5" in json.loads(done.stdout)["failed"]
+
+
+def test_the_program_dies_with_the_daemon(public: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.json").write_bytes(WORKLOAD.canonical())
+    command = [sys.executable, "-m", gate.__name__, f"--workload={tmp_path / 'w.json'}",
+               f"--data={public}"]  # fmt: skip
+    daemon = (
+        "import os, subprocess, sys\n"
+        f"child = subprocess.Popen([*{command!r}, f'--parent={{os.getpid()}}'],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", daemon],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        ended, _, _ = select.select([child], [], [], 30.0)
+        assert ended
+    finally:
+        os.close(child)

@@ -123,7 +123,7 @@ def test_the_page_says_what_the_ledger_says(
         assert words in page.text, words
     assert "rejected: std 9 is outside" in page.text
     assert "fault_tolerance_exceeded" in page.text
-    assert "3 outer steps were recomputed" in page.text
+    assert "3 outer steps recomputed" in page.text
     assert history.start is not None
     assert history.start.figures.std == 0.71
     assert [each.loss for each in history.rounds] == [0.125, 1.125, 2.125]
