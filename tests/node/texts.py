@@ -1,5 +1,6 @@
 """Private texts and the example task, for tests of tasks that are not the world model."""
 
+import json
 from pathlib import Path
 
 from lensemble.workload import CustomTask, Inner, Outer, Workload
@@ -35,3 +36,19 @@ def folder(place: Path, node: int = 0) -> Path:
 def configured(place: Path, node: int = 0) -> dict[str, object]:
     """What a worker's ``Configure`` says of them."""
     return {"path": str(folder(place, node)), "task_entry": ENTRY}
+
+
+def toml(terms: Workload) -> str:
+    """``terms`` as a workload file."""
+    task = terms.task
+    assert isinstance(task, CustomTask)
+    lines = [f"name = {json.dumps(terms.name)}", "[task]", 'kind = "custom"']
+    lines += [f"entry = {json.dumps(task.entry)}", "[task.options]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in task.options.items()]
+    lines += ["[task.parameters]"]
+    lines += [f'"{name}" = {list(shape)}' for name, shape in task.parameters.items()]
+    for table in ("inner", "outer"):
+        lines += [f"[{table}]"]
+        told = getattr(terms, table).model_dump(mode="json")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+    return "\n".join(lines) + "\n"
