@@ -1,6 +1,7 @@
 """Lives of federations by the thousand: ``python -m tests.sim.soak --seeds N``.
 
-Prints schedules a second and the violations; each violation with one line that lives it again.
+A seed is the life of a federation that trains, and then one of models over nodes.  Prints schedules
+a second and the violations; each violation with one line that lives it again.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tests.sim.federation import Federation
+from tests.sim.model_life import ModelLife
 from tests.sim.parts import RIGHT, Parts
 
 LAST_LINES = 200
@@ -45,34 +47,41 @@ def reproduce(seed: int) -> str:
 
 
 def live(seed: int, parts: Parts = RIGHT) -> tuple[Federation, Violation | None]:
-    """One life; the violation it ends with, if it does."""
+    """One life of a federation; the violation it ends with, if it does."""
     federation = Federation(seed, parts)
+    return federation, violation_of(federation)
+
+
+def violation_of(life: Federation | ModelLife) -> Violation | None:
+    """Live it; the violation it ends with, if it does."""
     try:
-        federation.live()
+        life.live()
     except Exception as fault:  # noqa: BLE001 - whatever a machine raises is what is looked for
         last = traceback.extract_tb(fault.__traceback__)[-1]
         what = f"{type(fault).__name__}: {fault} ({Path(last.filename).name}:{last.lineno})"
-        return federation, Violation(seed, what[:600], federation.world.transcript())
-    return federation, None
+        return Violation(life.seed, what[:600], life.world.transcript())
+    return None
 
 
-def dismantle(federation: Federation) -> None:
+def dismantle(life: Federation | ModelLife) -> None:
     """Untie all of a life, so that its hundred thousand small objects need no sweep to go."""
-    for part in (*federation.hosts, federation.world, federation.checks, federation):
+    for part in (*life.hosts, life.world, life.checks, life):
         part.__dict__.clear()
 
 
 def batch(seeds: list[int]) -> Result:
     events, rounds, began = 0, 0, time.process_time()
-    violations = []
+    violations: list[Violation] = []
     gc.disable()
     for seed in seeds:
         federation, violation = live(seed)
         events += federation.world.events
         rounds += len(federation.checks.truth) - 1
-        if violation is not None:
-            violations.append(violation)
+        models = ModelLife(seed)
+        violations += [each for each in (violation, violation_of(models)) if each is not None]
+        events += models.world.events
         dismantle(federation)
+        dismantle(models)
     gc.enable()
     gc.collect()
     cpu_s = time.process_time() - began

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.sim import broken, soak
+from tests.sim import broken, broken_stages, soak
+from tests.sim.model_life import ModelLife
 from tests.sim.parts import Parts
 
 SEEDS = 1000
@@ -48,3 +49,13 @@ def test_a_broken_promise_is_found(promise: str) -> None:
 def test_what_is_kept_twice_may_break_once(promise: str) -> None:
     found = first_violation(broken.REDUNDANT[promise], REDUNDANT_SEEDS)
     assert found is None, f"not redundant any more: {promise}\n{found.what}"
+
+
+@pytest.mark.parametrize("promise", broken_stages.FOUND)
+def test_a_broken_promise_of_stages_is_found(promise: str) -> None:
+    for seed in range(SEEDS):
+        found = soak.violation_of(ModelLife(seed, broken_stages.FOUND[promise]))
+        if found is not None:
+            break
+    assert found is not None, f"{SEEDS} lives do not notice: {promise}"
+    assert found.what.startswith("AssertionError"), found.what

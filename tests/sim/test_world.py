@@ -7,6 +7,7 @@ import pytest
 from lensemble.ids import Digest
 from tests.sim import soak
 from tests.sim.federation import QUIET_S, Federation
+from tests.sim.model_life import ModelLife
 
 SEEDS = 500
 """Of each default run; ``make soak`` lives through thousands."""
@@ -89,6 +90,18 @@ def test_troubled_lives_reach_every_corner() -> None:
     assert max(attempts) > 2
     outcomes = {run.outcome for life in lives for run in life.coord.books.ledger.runs}
     assert {"completed", "stopped"} <= outcomes
+
+
+def test_troubled_lives_of_models_reach_every_corner() -> None:
+    lives = [ModelLife(seed) for seed in range(150)]
+    assert not [each for each in map(soak.violation_of, lives) if each is not None]
+    endings = [each for life in lives for each in life.checks.endings.values()]
+    assert {each.outcome for each in endings} == {"completed", "faulted", "stopped"}
+    faults = {each.fault.code for each in endings if each.fault is not None}
+    assert faults >= {"link_lost", "worker_fault", "edge_fault", "stage_refused", "unreachable"}
+    said = "\n".join(life.world.transcript() for life in lives)
+    for corner in ("outcome=faulted", "Provide Draining", "LinkGone Draining", "SequenceEnded"):
+        assert corner in said, f"no life reaches: {corner}"
 
 
 def test_arrival_order_does_not_change_the_digest() -> None:
