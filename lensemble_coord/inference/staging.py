@@ -20,6 +20,8 @@ SYMPTOMS = frozenset({"edge_fault", "link_lost", "upstream_lost", "downstream_lo
 """Codes of stage faults that have their cause elsewhere."""
 
 PROBE, DRAIN, TEARDOWN, LAST_WORD = "probe", "drain", "teardown", "last word"
+OWN_EDGES = "own edges"
+"""Runs while the coordinator waits for room for its rings, and while its stream is opened."""
 
 Outcome: TypeAlias = Literal["completed", "faulted", "stopped"]
 Teardown: TypeAlias = Literal["clean", "faulted", "timed out"]
@@ -361,7 +363,8 @@ def transition(state: State, event: Event) -> Step[State, Action]:
 def _begin(state: Planned, event: Event) -> Step[State, Action]:
     match event:
         case Begin():
-            return Provisioning(state.rules, state.places), (TakeEdges(),)
+            arm = ArmTimer(OWN_EDGES, state.rules.stall_s)
+            return Provisioning(state.rules, state.places), (TakeEdges(), arm)
         case StopAsked() | DrainAsked():
             ending = Ending("stopped", event.reason)
             return TornDown(state.rules, state.places, ending, "clean"), (Close(),)
@@ -395,7 +398,7 @@ def _provision(state: Provisioning, event: Event) -> Step[State, Action]:
     match event:
         case EdgesTaken() if not state.told:
             arm = tuple(_watch(state, stage) for stage in range(len(state.places)))
-            return replace(state, told=True), (ProvisionStages(), *arm)
+            return replace(state, told=True), (CancelTimer(OWN_EDGES), ProvisionStages(), *arm)
         case Wanted(stage, ranges):
             return _moved(state, stage, (SendWeights(stage, ranges),))
         case Ready():
@@ -440,7 +443,8 @@ def _ready(state: Provisioning, event: Ready) -> Step[State, Action]:
         return replace(state, places=places), (CancelTimer(stall_timer(event.stage)),)
     opening = tuple(replace(each, phase="opening") for each in places)
     arm = tuple(_watch(state, stage) for stage in range(len(places)))
-    return Opening(state.rules, opening, symptom=state.symptom), (OpenEdges(), *arm)
+    own = ArmTimer(OWN_EDGES, state.rules.stall_s)
+    return Opening(state.rules, opening, symptom=state.symptom), (OpenEdges(), own, *arm)
 
 
 def _opened(state: Opening, event: Opened | OwnOpened) -> Step[State, Action]:
@@ -452,6 +456,7 @@ def _opened(state: Opening, event: Opened | OwnOpened) -> Step[State, Action]:
             actions = (CancelTimer(stall_timer(stage)),)
         case OwnOpened():
             state = replace(state, own=True)
+            actions = (CancelTimer(OWN_EDGES),)
     if not (state.own and all(each.opened for each in state.places)):
         return state, actions
     places = tuple(replace(each, phase="ready") for each in state.places)
@@ -532,6 +537,8 @@ def _expire(state: Live, timer: str) -> Step[State, Action]:
     if timer == PROBE:
         reason = f"the probe did not come back within {state.rules.probe_s:g} s"
         return _fail(state, Fault("stage_stalled", reason))
+    if timer == OWN_EDGES:
+        return _fail(state, _own_edges_fault(state))
     if timer == DRAIN:
         reason = f"requests did not end within {state.rules.drain_s:g} s"
         return _leave(state, Ending("stopped", reason))
@@ -543,9 +550,20 @@ def _expire(state: Live, timer: str) -> Step[State, Action]:
     return state, ()
 
 
+def _own_edges_fault(state: Live) -> Fault:
+    within = f"within {state.rules.stall_s:g} s"
+    if isinstance(state, Opening):
+        return Fault("stage_stalled", f"the stream to the first stage did not open {within}")
+    return Fault(
+        "arena_exhausted",
+        f"no room for the coordinator's own rings in the arena {within}",
+        remediation="Raise `edges.arena_bytes` of the coordinator, or end a run.",
+    )
+
+
 def _leave(state: Live, ending: Ending, gone: NodeId | None = None) -> Step[State, Action]:
     """End the run: its requests, every stage but those on ``gone``, the coordinator's own ends."""
-    timers = (PROBE, DRAIN, LAST_WORD, *map(stall_timer, range(len(state.places))))
+    timers = (OWN_EDGES, PROBE, DRAIN, LAST_WORD, *map(stall_timer, range(len(state.places))))
     actions: tuple[Action, ...] = tuple(map(CancelTimer, timers))
     actions += (EndSequences(ending.reason, ending.fault), TearDown(ending.reason), GiveEdges())
     actions += (ArmTimer(TEARDOWN, state.rules.teardown_s),)

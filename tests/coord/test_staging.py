@@ -69,6 +69,20 @@ def test_a_run_goes_the_straight_way() -> None:
     assert kinds(actions) == [staging.Close]
 
 
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [((staging.Begin(),), "arena_exhausted"), ((*TOLD, *READY, *OPENED[:-1]), "stage_stalled")],
+)
+def test_what_the_coordinator_itself_waits_for_has_an_end(
+    before: tuple[staging.Event, ...], code: str
+) -> None:
+    state, _ = play(PLANNED, *before, TimerExpired(staging.OWN_EDGES))
+    assert isinstance(state, staging.Leaving)
+    assert state.ending.fault is not None
+    assert (state.ending.fault.code, state.ending.fault.stage) == (code, None)
+    assert "within 5 s" in state.ending.reason
+
+
 @pytest.mark.parametrize("before", [TOLD, (*TOLD, *READY), UP])
 def test_the_cause_wins_over_a_symptom_that_came_first(before: tuple[staging.Event, ...]) -> None:
     state, _ = play(PLANNED, *before, staging.Failed(OWN))
@@ -265,6 +279,11 @@ class Run(RuleBasedStateMachine):
         if self.closed:
             assert self.given == self.taken
             assert not self.timers
+
+    @invariant()
+    def every_wait_has_an_end(self) -> None:
+        if isinstance(self.state, staging.Provisioning | staging.Opening | staging.Probing):
+            assert self.timers
 
     def teardown(self) -> None:
         """From wherever it is, a run that is stopped ends once the teardown timer has run out."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lensemble.machine import ArmTimer
 from lensemble_coord.inference import staging
 from lensemble_node import stage
 from tests.sim.model_life import StageParts
@@ -44,11 +45,22 @@ def _does_not_hear_of_losses(state: Any, event: Any) -> Any:
     """``staging`` that waits for nodes that are gone, and for no time."""
     if isinstance(event, staging.NodeLost):
         return state, ()
-    after, actions = staging.transition(state, event)
-    arms = (staging.ArmTimer,)
-    return after, tuple(
-        each for each in actions if not (isinstance(each, arms) and each.timer == staging.TEARDOWN)
-    )
+    return _never_expires(staging.TEARDOWN)(state, event)
+
+
+def _never_expires(timer: str) -> Any:
+    """``staging`` without this timer."""
+
+    def transition(state: Any, event: Any) -> Any:
+        after, actions = staging.transition(state, event)
+        kept = (each for each in actions if not _arms(each, timer))
+        return after, tuple(kept)
+
+    return transition
+
+
+def _arms(action: Any, timer: str) -> bool:
+    return isinstance(action, ArmTimer) and action.timer == timer
 
 
 def _changes_its_mind(state: Any, event: Any) -> Any:
@@ -67,5 +79,8 @@ FOUND: dict[str, StageParts] = {
     "stage: a teardown is answered early": StageParts(stage=_answers_early),
     "stage: two plans side by side": StageParts(stage=_forgets_its_newest),
     "staging: a lost node is waited for": StageParts(staging=_does_not_hear_of_losses),
+    "staging: its own rings are waited for without end": StageParts(
+        staging=_never_expires(staging.OWN_EDGES)
+    ),
     "staging: an outcome changes": StageParts(staging=_changes_its_mind),
 }

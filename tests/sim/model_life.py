@@ -25,6 +25,7 @@ from tests.sim.world import Actor, Host, Link, Timers, World
 
 TROUBLED_S = 60.0
 BLOCKED_S = 10.0
+LOOK_S = 2.0
 QUIET_S = 300.0
 STEP_S = 60.0
 """By when a chunk that does not come back counts as stalled."""
@@ -69,6 +70,17 @@ class StageChecks:
             assert known == after.ending, f"run {run.key} ends as {known} and as {after.ending}"
         over = isinstance(before, staging.Leaving | staging.TornDown)
         assert not over or isinstance(after, staging.Leaving | staging.TornDown)
+
+    def look(self, life: "ModelLife") -> None:
+        """Every now and then: whoever waits has a deadline."""
+        unready = staging.Provisioning | staging.Opening | staging.Probing
+        for run in life.coord.runs.values():
+            state, waits = run.machine.state, run.timers.running
+            if isinstance(state, unready) and not run.machine.busy:
+                assert waits, f"run {run.key} waits without a deadline: {state}"
+            if isinstance(state, staging.Leaving) and not state.edges_held:
+                assert staging.TEARDOWN in waits, f"run {run.key} waits for ever to be torn down"
+        life.world.at(life.world.now + LOOK_S, partial(self.look, life))
 
     def end(self, life: "ModelLife") -> None:
         """At rest: every teardown of a session that is there was answered, nothing is held."""
@@ -384,6 +396,7 @@ class ModelLife:
         self._by_key = {node.node: node for node in self.nodes}
         for host in self.hosts:
             self.world.boot(host)
+        self.checks.look(self)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
