@@ -42,12 +42,15 @@ Message = TypeVar("Message", bound=messages.FromNode)
 class Session:
     """One link of the node, as its coordinator sees it."""
 
-    def __init__(self, link: Link, driver: EndpointDriver, epoch: int) -> None:
+    def __init__(
+        self, link: Link, driver: EndpointDriver, epoch: int, workload: Workload = WORKLOAD
+    ) -> None:
         self.link = link
+        self.workload = workload
         self.epoch = epoch
         self.heard: list[messages.FromNode] = []
-        self.layout = layout(WORKLOAD)
-        self.flat = initial_parameters(WORKLOAD)
+        self.layout = layout(self.workload)
+        self.flat = initial_parameters(self.workload)
         self.digest = parameter_digest(self.layout, self.flat)
         self._driver = driver
         self._leases = ArenaLeases(Arena.create(1 << 24))
@@ -78,8 +81,8 @@ class Session:
             "epoch": self.epoch,
             "build": "lensemble 0",
             "coordinator": "scripted",
-            "workload": WORKLOAD.canonical(),
-            "config_hash": WORKLOAD.digest,
+            "workload": self.workload.canonical(),
+            "config_hash": self.workload.digest,
             "layout_digest": self.layout.digest,
             "aggregation": "plain",
             "last": NOBODY,
@@ -116,14 +119,15 @@ class Session:
             "attempt": attempt,
             "prior_digest": self.digest,
             "layout_digest": self.layout.digest,
-            "config_hash": WORKLOAD.digest,
+            "config_hash": self.workload.digest,
             "roster_digest": messages.roster_digest([self.node]),
-            "sketch_seed": seeds.sketch(WORKLOAD.root_seed, round_index),
-            "inner_steps": WORKLOAD.inner.steps,
-            "global_step": round_index * WORKLOAD.inner.steps,
+            "sketch_seed": seeds.sketch(self.workload.root_seed, round_index),
+            "inner_steps": self.workload.inner.steps,
+            "global_step": round_index * self.workload.inner.steps,
             "state_bytes": self.layout.nbytes,
-            "field": messages.FieldParams(k=WORKLOAD.field.k, n_max=WORKLOAD.field.n_max),
+            "field": messages.FieldParams(k=self.workload.field.k, n_max=self.workload.field.n_max),
             "answer_within_s": 30.0,
+            "probe_hash": self.workload.objective.probe_hash or None,
         }
         await self.say(messages.RoundOpen(**{**fields, **changes}))
 
@@ -136,7 +140,7 @@ class Session:
             round_index,
             attempt,
             commitment.dataset_root,
-            WORKLOAD.digest,
+            self.workload.digest,
             keys=commitment.keys,
         )
         assert identity.verify(self.node, commitment.signature, payload)
@@ -261,6 +265,7 @@ class Stage:
         self.pace = EndpointSettings(pace)
         self.driver = self.network.driver(COORDINATOR, self.pace)
         self.epoch = 0
+        self.workload = WORKLOAD
 
     def config(self, **changes: object) -> NodeConfig:
         tree = {
@@ -292,7 +297,7 @@ class Stage:
         """The next link that the node opens."""
         self.epoch += 1
         with trio.fail_after(PATIENCE_S):
-            return Session(await self.driver.accept(), self.driver, self.epoch)
+            return Session(await self.driver.accept(), self.driver, self.epoch, self.workload)
 
     async def joined(self, **changes: object) -> Session:
         """The next link, welcomed and provisioned."""
