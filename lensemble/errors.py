@@ -193,9 +193,7 @@ class TaskError(LensembleError):
     """A node's own task cannot be used, or failed; says which of its calls, and where."""
 
     code = "task"
-    default_remediation = (
-        "See the traceback in the node's log (`lensemblectl status` shows its last lines)."
-    )
+    default_remediation = 'Set `log.level = "debug"` on that node: its log then has the traceback.'
 
 
 class AdmissionRefused(PeerError):

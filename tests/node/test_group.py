@@ -139,6 +139,49 @@ def test_a_process_that_dies_or_hangs_in_a_step_ends_the_group(
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+STUMBLING = """
+import os
+from lensemble_local.letters import Letters
+class Mine(Letters):
+    def __init__(self, setting):
+        super().__init__(setting)
+        self.trip = setting.data / f"trip-{os.environ['RANK']}"
+    def loss(self, parameters, examples):
+        if self.trips():
+            raise ValueError("for this once")
+        return super().loss(parameters, examples)
+    def trips(self):
+        there = self.trip.exists()
+        self.trip.unlink(missing_ok=True)
+        return there
+"""
+
+
+@pytest.mark.soak
+def test_a_group_goes_on_after_a_fault_of_the_task_and_after_a_stop(tmp_path: Path) -> None:
+    (tmp_path / "stumbling.py").write_text(STUMBLING)
+    workload = texts.workload(steps=1500)
+    task = workload.task.model_copy(update={"entry": "stumbling:Mine"})
+    workload = workload.model_copy(update={"task": task})
+    more = texts.configured(tmp_path / "texts")
+    code = {"task_entry": "stumbling:Mine", "task_folder": str(tmp_path)}
+    with worker(tmp_path / "state", workload, processes=2) as w:
+        digest = prepare(w, **(more | code))
+        for rank, told in ((0, "loss raised ValueError at stumbling.py:10"), (1, "other process")):
+            (tmp_path / "texts" / f"trip-{rank}").touch()
+            w.tell(w.train_command((0, rank), digest))
+            failed = w.hear()
+            assert isinstance(failed, signals.Failed)
+            assert failed.code == "task"
+            assert told in failed.message.replace("another", "other")
+        w.tell(w.train_command((0, 2), digest))
+        assert isinstance(w.hear_until(signals.Worked), signals.Worked)
+        w.tell(signals.Abandon(round=0, attempt=2))
+        assert not again(w, 1, digest).reused
+        w.tell(signals.Stop())
+        assert w.end()[0] == 0
+
+
 def test_nobody_survives_the_first_process(tmp_path: Path) -> None:
     with worker(tmp_path, processes=2) as w:
         w.configure()

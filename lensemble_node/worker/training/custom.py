@@ -227,7 +227,8 @@ def _imported(entry: str, code: TaskCode) -> type[tasks.Task]:
         )
     if code.folder is not None:
         _require_folder(code.folder)
-        sys.path.insert(0, str(code.folder))
+        # Last, so that no file in it stands in for a module that the worker runs on.
+        sys.path.append(str(code.folder))
     module, _, name = entry.partition(":")
     try:
         found = _called(f"import of {module}", lambda: importlib.import_module(module))
