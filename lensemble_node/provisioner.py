@@ -196,8 +196,7 @@ class Provisioner:
     async def _serve(self, pair: Pair, held: _Holding) -> None:
         with held.scope:
             try:
-                held.regions.append(await self._leases.lease(pair.state))
-                held.regions.append(await self._leases.lease(pair.update))
+                held.regions += await self._leases.lease_all((pair.state, pair.update))
             except ArenaExhausted as error:
                 self.feed(provision.EndFaulted(pair.state.edge, error.message))
                 await trio.sleep_forever()

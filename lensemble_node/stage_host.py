@@ -358,8 +358,11 @@ class StageHost:
         with held.scope:
             try:
                 with trio.fail_after(LEASE_WITHIN_S):
-                    for spec in _specs(order):
-                        held.regions[spec.edge] = await self._leases.lease(spec)
+                    specs = _specs(order)
+                    regions = await self._leases.lease_all(specs)
+                held.regions = {
+                    spec.edge: region for spec, region in zip(specs, regions, strict=True)
+                }
             except (ArenaExhausted, trio.TooSlowError) as error:
                 self._fault(held, ArenaExhausted.code, *_no_room(error))
                 await trio.sleep_forever()

@@ -6,7 +6,8 @@ A process that is told by signals gets them through a callback; one that can wai
 and ``receive``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import trio
 
@@ -289,12 +290,34 @@ class ArenaLeases:
         Raises:
             ArenaExhausted: it can never fit.
         """
-        self.arena.check_fits(spec)
+        (region,) = await self.lease_all((spec,))
+        return region
+
+    async def lease_all(self, specs: Sequence[EdgeSpec]) -> list[Region]:
+        """The rings of one end of each of ``specs``, once there is room for all of them.
+
+        Only who is first in line holds some and waits for others, so no two wait for each other.
+
+        Raises:
+            ArenaExhausted: one of them can never fit.
+        """
+        for spec in specs:
+            self.arena.check_fits(spec)
+        regions: list[Region] = []
         async with self._turn:
-            while (region := self.arena.lease(spec)) is None:
-                self._room = trio.Event()
-                await self._room.wait()
-            return region
+            with ExitStack() as taken:
+                for spec in specs:
+                    region = await self._wait_for_room(spec)
+                    taken.callback(self.give_back, region)
+                    regions.append(region)
+                taken.pop_all()
+        return regions
+
+    async def _wait_for_room(self, spec: EdgeSpec) -> Region:
+        while (region := self.arena.lease(spec)) is None:
+            self._room = trio.Event()
+            await self._room.wait()
+        return region
 
     def give_back(self, region: Region) -> None:
         """End a lease: the pump on it has stopped and the worker has let go of it."""

@@ -85,7 +85,7 @@ class Ring:
         Raises:
             ArenaExhausted: a ring can never fit.
         """
-        async with _leased(self._leases, self.out) as out, _leased(self._leases, self.into) as into:
+        async with _leased(self._leases, self.out, self.into) as (out, into):
             rx = RxEnd(self.into, into, self._driver)
             self._tx = TxEnd(self.out, out, self._driver)
             async with trio.open_nursery() as nursery:
@@ -166,9 +166,10 @@ class Ring:
 
 
 @asynccontextmanager
-async def _leased(leases: ArenaLeases, spec: EdgeSpec) -> AsyncIterator[Region]:
-    region = await leases.lease(spec)
+async def _leased(leases: ArenaLeases, *specs: EdgeSpec) -> AsyncIterator[list[Region]]:
+    regions = await leases.lease_all(specs)
     try:
-        yield region
+        yield regions
     finally:
-        leases.give_back(region)
+        for region in regions:
+            leases.give_back(region)

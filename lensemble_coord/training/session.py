@@ -43,6 +43,7 @@ from lensemble_coord.training.masking import public_keys
 from lensemble_coord.training.spool import SpoolFile
 
 OUTBOX_MESSAGES = 256
+LEASE_WITHIN_S = 30.0
 PROVISION_TIMEOUT_S = 120.0
 ANNOUNCEMENT_TIMEOUT_S = 10.0
 EDGE_PAUSE_S = 0.2
@@ -454,6 +455,8 @@ class Session:
                 reason = await self._use_one_pair(desk, spooler, numbers)
             except LinkLost:
                 return
+            except EdgeFault as full:
+                reason = full.message
             self.edge_faults += 1
             self.log.warning("edges.broken", reason=reason, faults=self.edge_faults)
             if self.activity.phase != "declined":
@@ -471,7 +474,7 @@ class Session:
         ground, me = self.ground, self.ground.driver.node
         state = EdgeSpec(numbers.draw(), me, self.node, ground.capacity_bytes, ground.slots)
         update = EdgeSpec(numbers.draw(), self.node, me, ground.capacity_bytes, ground.slots)
-        async with _leased(ground.leases, state) as out, _leased(ground.leases, update) as into:
+        async with leased(ground.leases, state, update) as (out, into):
             rx, tx = RxEnd(update, into, ground.driver), TxEnd(state, out, ground.driver)
             self.edges = {state.edge: "state", update.edge: "update"}
             try:
@@ -675,12 +678,25 @@ def edge_pause_s(faults: int) -> float:
 
 
 @asynccontextmanager
-async def _leased(leases: ArenaLeases, spec: EdgeSpec) -> AsyncIterator[Region]:
-    region = await leases.lease(spec)
+async def leased(leases: ArenaLeases, *specs: EdgeSpec) -> AsyncIterator[list[Region]]:
+    """The rings of ``specs``, given back on the way out.
+
+    Raises:
+        EdgeFault: there was no room for all of them in ``LEASE_WITHIN_S``.
+    """
     try:
-        yield region
+        with trio.fail_after(LEASE_WITHIN_S):
+            regions = await leases.lease_all(specs)
+    except trio.TooSlowError:
+        raise EdgeFault(
+            f"no room for its rings in the coordinator's arena within {LEASE_WITHIN_S:g} s: raise "
+            "`edges.arena_bytes` there, or let fewer nodes in"
+        ) from None
+    try:
+        yield regions
     finally:
-        leases.give_back(region)
+        for region in regions:
+            leases.give_back(region)
 
 
 def _inside_blob(chunk: tuple[SlotIndex, int] | None) -> tuple[SlotIndex, int]:

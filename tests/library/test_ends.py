@@ -288,3 +288,35 @@ async def test_a_cancelled_lease_holds_up_nobody(autojump_clock: object) -> None
     with trio.move_on_after(1):
         await leases.lease(large)
     await leases.lease(small)
+
+
+async def test_two_that_want_two_rings_each_do_not_wait_for_each_other(
+    autojump_clock: object,
+) -> None:
+    leases = ArenaLeases(Arena.create(2 * PAGE_BYTES))
+    both = [EdgeSpec(EdgeId(each), PRODUCER, CONSUMER, PAGE_BYTES, 1) for each in (1, 2)]
+    served: list[str] = []
+
+    async def use(name: str) -> None:
+        regions = await leases.lease_all(both)
+        await trio.sleep(1)
+        served.append(name)
+        for region in regions:
+            leases.give_back(region)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for name in ("one", "two", "three"):
+                nursery.start_soon(use, name)
+    assert sorted(served) == ["one", "three", "two"]
+    assert leases.arena.leased_bytes() == 0
+
+
+async def test_who_gives_up_waiting_for_two_rings_holds_none(autojump_clock: object) -> None:
+    leases = ArenaLeases(Arena.create(2 * PAGE_BYTES))
+    spec = EdgeSpec(EdgeId(1), PRODUCER, CONSUMER, PAGE_BYTES, 1)
+    other = await leases.lease(spec)
+    with trio.move_on_after(1):
+        await leases.lease_all((spec, spec))
+    leases.give_back(other)
+    assert leases.arena.leased_bytes() == 0
