@@ -163,6 +163,14 @@ class WorkerSection(Section):
             "the workload must be divisible by it."
         ),
     )
+    command_prefix: Names = Field(
+        (),
+        description=(
+            "Put before the worker's command line, such as ["
+            '"numactl", "--cpunodebind=0"'
+            "]; a program that becomes the worker (exec) and does not start it as its child."
+        ),
+    )
     group_timeout_s: float = Field(
         300.0,
         gt=0,

@@ -113,6 +113,7 @@ class Member:
             backoff_max_s=worker.restart_backoff_max_s,
             processes=0 if worker.processes == "auto" else worker.processes,
             group_timeout_s=worker.group_timeout_s,
+            prefix=worker.command_prefix,
         )
         self.supervisor = Supervisor(launch, self._hear_worker)
         leases = ArenaLeases(arena)

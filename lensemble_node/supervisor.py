@@ -32,9 +32,10 @@ SETTLED_S = 60.0
 class Launch(msgspec.Struct, frozen=True):
     """How a worker is started; ``memory_bytes`` limits its address space, 0 does not.
 
-    ``program`` replaces the interpreter and module, everything else stays.  ``processes`` other
-    than 1 make a group, 0 as many as there are accelerators; one of them that lets the others wait
-    for ``group_timeout_s`` ends it.
+    ``prefix`` comes before everything and has to become the worker.  ``program`` replaces the
+    interpreter and module, everything else stays.  ``processes`` other than 1 make a group, 0 as
+    many as there are accelerators; one of them that lets the others wait for ``group_timeout_s``
+    ends it.
     """
 
     arena_fd: int
@@ -46,6 +47,7 @@ class Launch(msgspec.Struct, frozen=True):
     backoff_max_s: float = 30.0
     processes: int = 1
     group_timeout_s: float = 300.0
+    prefix: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
@@ -61,6 +63,7 @@ class Launch(msgspec.Struct, frozen=True):
             )
         )
         return [
+            *self.prefix,
             *(self.program or python),
             *group,
             f"--arena-fd={self.arena_fd}",

@@ -29,6 +29,7 @@ from lensemble.workload import (
 )
 from lensemble_local.rounds import Federation
 from lensemble_node.terms import agree
+from lensemble_node.worker.training.arguments import read_workload
 from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource, TaskCode
 from lensemble_node.worker.training.stops import Diverged
@@ -159,6 +160,13 @@ def test_a_federation_of_letters_learns_the_same_in_any_order(tmp_path: Path) ->
         digests.append(made.digest)
     assert digests[0] == digests[1]
     assert losses[2] < 0.9 * losses[0]
+
+
+def test_the_shipped_workload_fits_its_class(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[2] / "configs" / "workloads" / "letters.toml"
+    workload = read_workload(shipped)
+    made = trainer(tmp_path, workload)
+    assert made.facts.steps > workload.inner.batch
 
 
 def test_an_aborted_round_rolls_back_the_data_and_what_is_local(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ PATIENCE_S = 20.0
 SAY_CONFIGURED = (
     'import sys, time\nsys.stdin.readline()\nprint(\'{"type":"Attached","edge":1}\', flush=True)\n'
 )
+STARTS_A_CHILD = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], close_fds=False))"
 
 
 def configure(state_dir: Path, parameters: int = 1000) -> signals.Configure:
@@ -94,6 +95,28 @@ async def test_a_worker_starts_configured_and_leaves_nothing_behind(tmp_path: Pa
         assert isinstance(said, Said)
         assert said.signal == signals.Bound(round=0, attempt=0, holds_bytes=0)
     assert gone(started.pid)
+
+
+async def test_the_worker_is_started_by_what_the_prefix_becomes(tmp_path: Path) -> None:
+    mark = "LENSEMBLE_TEST_MARK=here"
+    async with supervised(prefix=("env", mark)) as (made, ear):
+        made.configure(configure(tmp_path))
+        started = await ear.next()
+        assert isinstance(started, Started)
+        said = await ear.next()
+        assert isinstance(said, Said)
+        assert isinstance(said.signal, signals.Configured)
+        environment = await trio.Path(f"/proc/{started.pid}/environ").read_bytes()
+        assert mark.encode() in environment
+
+
+async def test_a_prefix_that_does_not_become_the_worker_is_named(tmp_path: Path) -> None:
+    async with supervised(prefix=(sys.executable, "-c", STARTS_A_CHILD)) as (made, ear):
+        made.configure(configure(tmp_path))
+        await ear.next()
+        died = await ear.next()
+        assert isinstance(died, Died)
+        assert "is gone" in died.words
 
 
 async def test_a_killed_worker_is_named_and_started_again(tmp_path: Path) -> None:
