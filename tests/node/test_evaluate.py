@@ -141,6 +141,20 @@ def test_decoders_recover_linear_and_bent_states() -> None:
     assert errors < 0.01 * states.var()
 
 
+def test_a_decoder_reads_latents_beside_those_it_knows_without_blowing_them_up() -> None:
+    draw = np.random.Generator(np.random.Philox(0))
+    states = draw.uniform(-2, 2, (4000, 3)).astype(np.float32)
+    lift = 0.6 * draw.normal(size=(3, 12)).astype(np.float32)
+    latents = np.tanh(states @ lift + draw.uniform(-1, 1, 12).astype(np.float32))
+    decode = Decoder(latents[:3000], states[:3000], evaluate.FEATURES, 1)
+    known, truth = latents[3000:], states[3000:]
+    beside = known + (0.1 * known.std() * draw.normal(size=known.shape)).astype(np.float32)
+    errors = [np.square(decode(each) - truth).mean() / truth.var() for each in (known, beside)]
+    # A hundredth of the variance was added; a ridge of 1e-4 makes an eighth of it.
+    assert errors[0] < 0.01
+    assert errors[1] < 0.06
+
+
 # ---- the commands ----
 
 
