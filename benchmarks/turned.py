@@ -11,7 +11,8 @@ from lensemble.workload import Gauge, Workload, WorldModelTask
 from lensemble_node.worker.training.dataset import open_dataset
 from lensemble_node.worker.training.gauge import Alignment, Sight, turn_weights
 from lensemble_node.worker.training.inner_loop import Learner, LocalState, Losses, Segment
-from lensemble_node.worker.training.local_round import Release, RoundOrder
+from lensemble_node.worker.training.kinds import RoundOrder
+from lensemble_node.worker.training.local_round import Release
 from lensemble_node.worker.training.probe import Probe
 from lensemble_node.worker.training.release import Pipeline, release
 from lensemble_node.worker.training.source import DataSource

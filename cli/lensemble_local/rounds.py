@@ -19,7 +19,8 @@ from lensemble.secagg.field import FieldVector
 from lensemble.workload import Workload, layout
 from lensemble_coord.training import aggregate
 from lensemble_coord.training.outer_optimizer import PIECE_WORDS, OuterStep, step_terms
-from lensemble_node.worker.training.local_round import Release, RoundOrder, Trainer
+from lensemble_node.worker.training.kinds import RoundOrder
+from lensemble_node.worker.training.local_round import Release, Trainer
 from lensemble_node.worker.training.source import DataSource
 
 

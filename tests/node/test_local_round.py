@@ -24,7 +24,8 @@ from lensemble.workload import (
     initial_parameters,
     layout,
 )
-from lensemble_node.worker.training.local_round import NOOP_REACH, Trainer
+from lensemble_node.worker.training.kinds import NOOP_REACH
+from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.local_store import LocalStore
 from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.stops import Stopped

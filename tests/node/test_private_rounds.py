@@ -21,7 +21,8 @@ from lensemble.workload import (
 )
 from lensemble_node import signals
 from lensemble_node.worker.training.charges import PLACES
-from lensemble_node.worker.training.local_round import NOOP_REACH, Trainer
+from lensemble_node.worker.training.kinds import NOOP_REACH
+from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
 from tests.node import worlds
 from tests.node.worker_process import FEDERATION, warm_start, worker

@@ -7,7 +7,8 @@ import numpy as np
 from lensemble import seeds
 from lensemble.workload import Inner, NoopTask, Workload, WorldModelTask
 from lensemble_local import arm
-from lensemble_node.worker.training.local_round import RoundOrder, Trainer
+from lensemble_node.worker.training.kinds import RoundOrder
+from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
 
 SMALL = WorldModelTask(hidden=24, latent_dim=8, action_embedding=4, head_hidden=8, history=2)

@@ -9,7 +9,7 @@ from lensemble.ids import Digest
 from lensemble.workload import Workload
 from lensemble_node.worker.port import Port
 from lensemble_node.worker.seat import Begin, Order, Run, Seat
-from lensemble_node.worker.training.local_round import work_for
+from lensemble_node.worker.training.kinds import work_for
 from lensemble_node.worker.training.source import source_of
 from lensemble_node.worker.training.stops import Diverged, Stopped
 
