@@ -16,6 +16,7 @@ RARE = (
     "coordinator: who was dropped counts",
     "coordinator: a done run goes on",
     "coordinator: late words count",
+    "coordinator: any blob counts",
     "node: no fence of attempts",
     "node: no fence of sessions",
     "worker: spent before and sent again",
