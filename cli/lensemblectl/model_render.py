@@ -6,7 +6,7 @@ from rich.text import Text
 
 from lensemble.ctl import replies
 from lensemblectl import model_words, words
-from lensemblectl.render import facts, listing
+from lensemblectl.render import facts, keep_whole, listing
 
 COLOURS = {
     "provisioned": "green",
@@ -69,7 +69,7 @@ def stages(reply: replies.ModelRunStatus) -> RenderableType:
 
 def runs(reply: replies.ModelRunList) -> RenderableType:
     """The table of ``lensemblectl runs``."""
-    table = listing("RUN", "MODEL", "STATE", "STAGES", "ASKED", "TOKENS", "SINCE", "WHY")
+    table = listing("RUN", "MODEL", "STATE", "STAGES", "ASKED", "TOKENS", "AGE", "WHY")
     for run in reply.runs:
         table.add_row(
             run.run,
@@ -81,6 +81,7 @@ def runs(reply: replies.ModelRunList) -> RenderableType:
             words.brief(run.since_s),
             f"{run.outcome} {run.reason}".strip(),
         )
+    keep_whole(table, "RUN", "STATE", "ASKED", "TOKENS", "AGE")
     return table
 
 
@@ -90,7 +91,8 @@ def run(reply: replies.ModelRunStatus) -> RenderableType:
         Text.assemble(
             (f"run {reply.run}", "bold"), f"  {reply.model}, plan {reply.run_epoch}, ",
             (reply.state, COLOURS.get(reply.state, "cyan")),
-            f" for {words.duration(reply.since_s)}",
+            f", {'lasted' if reply.outcome else 'began'} {words.duration(reply.since_s)}",
+            "" if reply.outcome else " ago",
         ),
         facts(_facts(reply)),
         Text(),

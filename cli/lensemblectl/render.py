@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -70,6 +71,13 @@ def listing(*columns: str, right: tuple[str, ...] = ()) -> Table:
             max_width=MAX_NAME if column == columns[0] else None,
         )
     return table
+
+
+def keep_whole(table: Table, *headers: str) -> None:
+    """Where a table is too wide, let its other columns be cut; for a table that is filled."""
+    for column in table.columns:
+        if column.header in headers:
+            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
 
 
 def coordinator(status: replies.CoordinatorStatus, width: int) -> RenderableType:

@@ -580,6 +580,7 @@ class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
     """Median of what a hop costs beside computing; None until stages have told."""
     late_results: int = 0
     since_s: float = 0.0
+    """Since it was planned; of a run that is over, how long it lasted."""
     outcome: str = ""
     """completed, faulted, stopped; empty while it goes on."""
     reason: str = ""
