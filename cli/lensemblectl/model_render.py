@@ -6,7 +6,7 @@ from rich.text import Text
 
 from lensemble.ctl import replies
 from lensemblectl import model_words, words
-from lensemblectl.render import facts, keep_whole, listing
+from lensemblectl.render import facts, listing, wrap
 
 COLOURS = {
     "provisioned": "green",
@@ -81,7 +81,7 @@ def runs(reply: replies.ModelRunList) -> RenderableType:
             words.brief(run.since_s),
             f"{run.outcome} {run.reason}".strip(),
         )
-    keep_whole(table, "RUN", "STATE", "ASKED", "TOKENS", "AGE")
+    wrap(table, "MODEL", "STAGES", "WHY")
     return table
 
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -73,11 +72,11 @@ def listing(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def keep_whole(table: Table, *headers: str) -> None:
-    """Where a table is too wide, let its other columns be cut; for a table that is filled."""
+def wrap(table: Table, *headers: str) -> None:
+    """Where ``table`` is too wide, break the texts of these columns and keep the others whole."""
     for column in table.columns:
         if column.header in headers:
-            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+            column.no_wrap, column.overflow = False, "fold"
 
 
 def coordinator(status: replies.CoordinatorStatus, width: int) -> RenderableType:
