@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,11 @@ class Point:
         return math.exp(sum(map(math.log, self.values)) / len(self.values))
 
 
-def draw(path: Path, points: Sequence[Point], words: tuple[str, str, str]) -> None:
-    """Write ``points`` with ``words``: title, name of x, name of y; y = 1 gets a line."""
-    everything = [value for point in points for value in point.values] + [1.0]
+def draw(
+    path: Path, points: Sequence[Point], words: tuple[str, str, str], levels: Mapping[str, float]
+) -> None:
+    """Write ``points`` with ``words`` (title, x, y), and a line at each of ``levels``, by name."""
+    everything = [value for point in points for value in point.values] + list(levels.values())
     low, high = math.log10(min(everything)) - 0.05, math.log10(max(everything)) + 0.05
     first, last = math.log10(points[0].x), math.log10(points[-1].x)
 
@@ -51,8 +53,12 @@ def draw(path: Path, points: Sequence[Point], words: tuple[str, str, str]) -> No
         text(WIDTH / 2, HEIGHT - 14, words[1], middle),
         f'<g transform="rotate(-90 20 {HEIGHT / 2})">{text(20, HEIGHT / 2, words[2], middle)}</g>',
         f'<path d="M{LEFT} {TOP}V{base}H{WIDTH - RIGHT}" fill="none" stroke="black"/>',
-        f'<path d="M{LEFT} {up(1):.1f}H{WIDTH - RIGHT}" stroke="gray" stroke-dasharray="5 4"/>',
     ]
+    for name, level in levels.items():
+        dashed = f'd="M{LEFT} {up(level):.1f}H{WIDTH - RIGHT}" stroke-dasharray="5 4"'
+        parts.append(f'<path {dashed} stroke="gray"/>')
+        end = 'text-anchor="end" fill="gray" font-size="11"'
+        parts.append(text(WIDTH - RIGHT, up(level) - 5, name, end))
     for tick in (0.2, 0.3, 0.5, 0.7, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000):
         if low <= math.log10(tick) <= high:
             parts.append(f'<path d="M{LEFT - 5} {up(tick):.1f}H{LEFT}" stroke="black"/>')

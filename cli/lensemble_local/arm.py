@@ -341,8 +341,9 @@ def write(path: Path, arm: Arm, episodes: Episodes, engine: Engine, side: int = 
 
 @dataclass(frozen=True)
 class Order:
-    """How much data, from which engine; held-out files get half as many episodes, at least 4.
+    """How much data, from which engine.
 
+    ``heldout``: episodes of each held-out file; 0: half as many as ``episodes``, at least 4.
     ``unseen`` adds ``unseen.h5`` and ``heldout-unseen.h5`` of an arm that no node has.
     ``pictures`` above 0 adds an ``image`` column of so many pixels a side.
     """
@@ -353,11 +354,12 @@ class Order:
     seed: int = 0
     unseen: bool = False
     pictures: int = 0
+    heldout: int = 0
 
 
 def make(out: Path, order: Order) -> list[Path]:
     """Write ``node<i>.h5``, ``heldout-<i>.h5``, ``public.h5`` into ``out``; answers their paths."""
-    held = max(4, order.episodes // 2)
+    held = order.heldout or max(4, order.episodes // 2)
     arms = {f"node{i}.h5": participant(i, order.seed) for i in range(order.nodes)}
     tests = {f"heldout-{i}.h5": participant(i, order.seed) for i in range(order.nodes)}
     if order.unseen:
