@@ -447,6 +447,8 @@ class Session:
     def _break_edges(self, reason: str) -> None:
         self._broken_reason = reason
         self._broken.set()
+        # Whoever waits for the pair to be provisioned waits in vain.
+        self._provisioned.set()
 
     async def _keep_edges(self, desk: Desk, spooler: Spooler, numbers: EdgeNumbers) -> None:
         while self.edge_faults < MAX_EDGE_FAULTS:
@@ -503,6 +505,8 @@ class Session:
         )
         with trio.move_on_after(PROVISION_TIMEOUT_S):
             await self._provisioned.wait()
+            if self._broken.is_set():
+                raise EdgeFault(self._broken_reason)
             return
         raise EdgeFault(f"the node did not provision its edges within {PROVISION_TIMEOUT_S:g} s")
 

@@ -38,6 +38,9 @@ class ScriptedNode:
         self.heard: list[messages.FromCoordinator] = []
         self.news = trio.Event()
         self.states: list[Digest] = []
+        self.loses_pairs = 0
+        """So many pairs of edges are lost before they are provisioned."""
+
         self.tx: TxEnd
         self.nursery: trio.Nursery
 
@@ -101,6 +104,17 @@ class ScriptedNode:
             await news.wait()
 
     async def _provision(self, message: messages.Provision) -> None:
+        if self.loses_pairs:
+            self.loses_pairs -= 1
+            await self.say(
+                messages.EdgeLost(
+                    federation=message.federation,
+                    epoch=message.epoch,
+                    edge=message.update.edge,
+                    reason="the worker was killed",
+                )
+            )
+            return
         async with trio.open_nursery() as nursery:
             rx = RxEnd(message.state, self._region(message.state), self.driver)
             self.tx = TxEnd(message.update, self._region(message.update), self.driver)

@@ -26,7 +26,7 @@ from lensemble_coord.config import (
     ListenSection,
     RoundsSection,
 )
-from lensemble_coord.training import outer_round
+from lensemble_coord.training import outer_round, session
 from tests.coord.scripted_node import ScriptedNode
 from tests.coord.tapped import TappedDriver
 
@@ -44,13 +44,14 @@ class Bench:
         self.rounds = serving.rounds
 
     @asynccontextmanager
-    async def node(self, name: str) -> AsyncIterator[ScriptedNode]:
+    async def node(self, name: str, *, loses_pairs: int = 0) -> AsyncIterator[ScriptedNode]:
         me = identity.generate()
         await self.serving.admit(me.node, name)
         driver = self.network.driver(me.node)
         async with trio.open_nursery() as nursery:
             await nursery.start(driver.run)
             node = ScriptedNode(driver, me, TERMS, name)
+            node.loses_pairs = loses_pairs
             async with node.joined(self.network.address(self.hub)):
                 yield node
             nursery.cancel_scope.cancel()
@@ -115,6 +116,15 @@ async def test_rounds_close_and_the_state_moves_by_the_mean(tmp_path: Path) -> N
         assert status.round.state == "closed"
         assert [each.contributions for each in status.participants] == [2, 2]
         assert len(a.states) == 2
+
+
+async def test_a_pair_lost_before_it_was_provisioned_is_replaced_soon(tmp_path: Path) -> None:
+    async with bench(tmp_path) as coordinator, coordinator.node("a", loses_pairs=2) as a:
+        with trio.fail_after(session.PROVISION_TIMEOUT_S / 4):
+            await coordinator.serving.wait_for_nodes(1)
+        (here,) = coordinator.serving.answers.observer.status().participants
+        assert "killed" in here.last_reason
+        assert a.loses_pairs == 0
 
 
 async def _bound_pair(
