@@ -58,8 +58,9 @@ MAX_PICTURES = 1024
 """Windows of pictures that are held to score; they are large."""
 RIDGE = 0.1
 """Of the decoder, in standardised latents.  A thousandth of it reads the latents of observations
-about as well (their error is a hundredth of predicting no change or less either way), but predicted
-latents lie beside those it was fitted on, and there it reads small errors half as large again."""
+about as well (either way their error is about a hundredth of predicting no change at most), but
+predicted latents lie beside those it was fitted on, and there it reads small errors up to half as
+large again."""
 PROBE_RIDGE = 1e-4
 """Of the linear probe, in latents as they are: below its root a latent is too small to be read."""
 
