@@ -205,9 +205,10 @@ async def test_rosters_that_are_not_what_all_committed_to_are_refused(tmp_path: 
         for number, spoil in enumerate((_without, _other_keys, _unsigned, _minority)):
             masked = Attempt([who, *others], 0, number)
             await masked.bind()
+            # With the state still coming in it would give its edges up too.
+            await until(who, "Waiting")
             await who.session.say(spoil(masked, who))
             assert (await _refused(who)).reason
-            # It has given its edges up while the state could still be coming in.
             await until(who, "Withdrawn")
             for each in (who, *others):
                 await each.session.close(
