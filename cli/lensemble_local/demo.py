@@ -9,7 +9,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lensemble.workload import Workload
 from lensemble_coord.config import TITLE as COORDINATOR_TITLE
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_local import netns
-from lensemble_local.processes import Daemon, spawn, started
+from lensemble_local.processes import Daemon, own_directory, spawn, started
 from lensemble_node.config import TITLE as NODE_TITLE
 from lensemble_node.config import NodeConfig
 
@@ -292,10 +291,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: str | None) -> int:
     began = time.monotonic()
-    directory = _directory(options.dir)
+    directory = own_directory(options.dir)
     demo = Demo(directory, options.nodes, options.rounds, console)
-    private = "a private network namespace with loopback only: nothing leaves this machine"
-    demo.say("network", private if no_namespace is None else f"this machine's; {no_namespace}")
+    demo.say("network", netns.described(no_namespace))
     demo.prepare(options.engine)
     listed = demo.federate()
     demo.say("verify", "from the coordinator's files alone: chain, signatures, outer steps")
@@ -318,17 +316,6 @@ def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: st
         _summarise(console, demo, listed, scores, verdict)
         console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False, soft_wrap=True)
     return 0 if verdict == "ok" and len(listed.rounds) == options.rounds else 1
-
-
-def _directory(wanted: Path | None) -> Path:
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="lensemble-demo-"))
-    if wanted.exists():
-        raise OperatorError(
-            f"{wanted} exists", "Name a directory that does not, or leave --dir out."
-        )
-    wanted.mkdir(mode=0o700, parents=True)
-    return wanted.absolute()
 
 
 def _summarise(

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from lensemble.errors import LensembleError, OperatorError
 from lensemble_coord.config import TITLE as COORDINATOR_TITLE
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_local import netns
-from lensemble_local.processes import Daemon, started
+from lensemble_local.processes import Daemon, own_directory, started
 from lensemble_node.config import TITLE as NODE_TITLE
 from lensemble_node.config import NodeConfig
 
@@ -266,9 +265,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: str | None) -> int:
     began = time.monotonic()
     model = (options.model or packaged_model()).absolute()
-    demo = Demo(_directory(options.dir), model, console)
-    private = "a private network namespace with loopback only: nothing leaves this machine"
-    demo.say("network", private if no_namespace is None else f"this machine's; {no_namespace}")
+    demo = Demo(own_directory(options.dir), model, console)
+    demo.say("network", netns.described(no_namespace))
     demo.configure()
     with started([demo.coordinator, *demo.nodes]):
         demo.join()
@@ -280,17 +278,6 @@ def _demonstrate(options: argparse.Namespace, console: Console, no_namespace: st
     else:
         _summarise(demo, result, time.monotonic() - began)
     return 0 if result["identical_to_unsplit"] else 1
-
-
-def _directory(wanted: Path | None) -> Path:
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="lensemble-demo-"))
-    if wanted.exists():
-        raise OperatorError(
-            f"{wanted} exists", "Name a directory that does not, or leave --dir out."
-        )
-    wanted.mkdir(mode=0o700, parents=True)
-    return wanted.absolute()
 
 
 def _summarise(demo: Demo, result: dict[str, Any], took_s: float) -> None:

@@ -41,6 +41,13 @@ def enter() -> str | None:
     return None
 
 
+def described(reason: str | None) -> str:
+    """The network that a demo runs in, by what ``enter`` answered."""
+    if reason is None:
+        return "a private network namespace with loopback only: nothing leaves this machine"
+    return f"this machine's; {reason}"
+
+
 def _unshare() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,3 +134,19 @@ def started(daemons: list[Daemon]) -> Iterator[None]:
     finally:
         for daemon in reversed(begun):
             daemon.stop()
+
+
+def own_directory(wanted: Path | None) -> Path:
+    """``wanted``, made here, or a temporary directory; absolute.
+
+    Raises:
+        OperatorError: it exists.
+    """
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="lensemble-demo-"))
+    if wanted.exists():
+        raise OperatorError(
+            f"{wanted} exists", "Name a directory that does not, or leave --dir out."
+        )
+    wanted.mkdir(mode=0o700, parents=True)
+    return wanted.absolute()
