@@ -7,6 +7,7 @@ import pytest
 
 from lensemble.errors import OperatorError
 from lensemble_local import demo_inference
+from lensemble_local.processes import own_directory
 from tests.tiny_gguf import write_tiny
 
 FIGURES = {
@@ -34,5 +35,10 @@ def test_the_demo_ends_with_its_figures(tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_a_directory_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept", encoding="utf-8")
     with pytest.raises(OperatorError, match="exists"):
-        demo_inference._directory(tmp_path)
+        own_directory(tmp_path)
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "kept"
+    made = own_directory(tmp_path / "new")
+    assert made.is_dir()
+    assert made.is_absolute()
