@@ -154,3 +154,16 @@ class Driver(Protocol):
         Raises:
             EdgeFault: there is no live link to ``peer``.
         """
+
+    def link_to(self, peer: NodeId) -> Link | None:
+        """The live link to ``peer``."""
+
+    def send_note(self, peer: NodeId, note: bytes) -> bool:
+        """Send a small payload in a datagram on the live link to ``peer``; it may be lost.
+
+        False if there is no such link, or its path carries no datagram of this size (at most
+        ``notes.MAX_NOTE_BYTES``, and about 1100 bytes where little is known of the path yet).
+        """
+
+    async def receive_note(self) -> tuple[NodeId, bytes]:
+        """The oldest note that came, and who sent it; for one reader."""

@@ -16,15 +16,15 @@ import trio
 from lensemble.errors import EdgeFault, InvariantError, LinkLost
 from lensemble.ids import EdgeId, NodeId
 from lensemble.transport.driver import PeerAddress
-from lensemble.transport.links import (
+from lensemble.transport.links import CoreLink, Pace
+from lensemble.transport.notes import Notes
+from lensemble.transport.raw import RawConnection, RawEndpoint, RawIncoming, RawLost, RawReceive
+from lensemble.transport.streams import (
     RESET_TIMEOUT_S,
-    CoreLink,
     ExpectedEdge,
-    Pace,
     StreamReceiver,
     StreamSender,
 )
-from lensemble.transport.raw import RawConnection, RawEndpoint, RawIncoming, RawLost, RawReceive
 
 GREETING = b"lensemble/1\n"
 """The first bytes of a control stream, from the dialler and then from the listener."""
@@ -62,6 +62,7 @@ class EndpointDriver:
         self._links: dict[NodeId, CoreLink] = {}
         self._dialling: dict[NodeId, trio.Event] = {}
         self._ahead: dict[tuple[NodeId, EdgeId], ExpectedEdge] = {}
+        self._notes = Notes(self._refused)
         self._nursery: trio.Nursery | None = None
         self._greetings = 0
         self._opened, self._waiting = trio.open_memory_channel[CoreLink](MAX_WAITING_LINKS)
@@ -144,6 +145,17 @@ class EndpointDriver:
         if link is None:
             raise EdgeFault(f"edge {edge} to {peer}: there is no live link")
         return await link.open_edge(edge)
+
+    def link_to(self, peer: NodeId) -> CoreLink | None:
+        link = self._links.get(peer)
+        return None if link is None or link.lost.is_set() else link
+
+    def send_note(self, peer: NodeId, note: bytes) -> bool:
+        link = self.link_to(peer)
+        return link is not None and link.send_note(note)
+
+    async def receive_note(self) -> tuple[NodeId, bytes]:
+        return await self._notes.take()
 
     def _expect_ahead(self, peer: NodeId, edge: EdgeId) -> ExpectedEdge:
         if (peer, edge) in self._ahead or len(self._ahead) >= MAX_AHEAD:
@@ -247,7 +259,7 @@ class EndpointDriver:
             old.lose(f"superseded by a newer connection from {link.facts().remote}")
         if len(self._links) >= MAX_LINKS:
             return f"there are {MAX_LINKS} links already"
-        link.ahead = self._ahead
+        link.ahead, link.notes = self._ahead, self._notes
         self._links[peer] = link
         return ""
 

@@ -141,9 +141,18 @@ class IrohConnection:
         with _lost(self._connection):
             return IrohReceive(await self._connection.accept_uni(), self._connection)
 
-    def send_datagram(self, payload: bytes) -> None:
+    def send_datagram(self, payload: bytes) -> bool:
         with _lost(self._connection):
-            self._connection.send_datagram(payload)
+            room = self._connection.max_datagram_size()
+            if room is None or len(payload) > room:
+                return False
+            try:
+                self._connection.send_datagram(payload)
+            except iroh.IrohError:
+                if self._connection.close_reason() is not None:
+                    raise
+                return False  # the path has shrunk since
+        return True
 
     async def read_datagram(self) -> bytes:
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""A link: one live connection to a peer with its control stream, its edges and its heartbeat.
+"""A link: one live connection to a peer with its control stream, edges, notes and heartbeat.
 
 Each side asks for a sign of life in a datagram every second; a side that hears nothing for its
 timeout closes the connection, and everything on it is lost at that moment.  Whoever is asked
@@ -7,7 +7,7 @@ its control stream holds up at most ``MAX_QUEUED_CONTROL`` payloads and nobody e
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -17,7 +17,15 @@ from lensemble.errors import EdgeFault, FrameError, InvariantError, LinkLost
 from lensemble.ids import EdgeId, NodeId
 from lensemble.transport.driver import MAX_CONTROL_BYTES, LinkFacts
 from lensemble.transport.framing import PREFIX, FrameReader, TooLong
+from lensemble.transport.notes import MAX_NOTE_BYTES, Notes
 from lensemble.transport.raw import RawConnection, RawLost, RawReceive, RawSend
+from lensemble.transport.streams import (
+    RESET_TIMEOUT_S,
+    ExpectedEdge,
+    StreamReceiver,
+    StreamSender,
+    read_preamble,
+)
 
 MAX_QUEUED_CONTROL = 16
 """Control payloads that wait for a slow peer before ``send`` does."""
@@ -26,17 +34,16 @@ MAX_PENDING_STREAMS = 256
 """Streams of one peer whose preamble is not read yet."""
 
 MAX_REASON_BYTES = 200
-PREAMBLE_BYTES = 8
-PREAMBLE_TIMEOUT_S = 5.0
 OPEN_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 1.0
-RESET_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 1.0
 LATE_S = 0.5
 """A watchdog that wakes later than this was held up itself and grants its peer one more beat."""
 
 BEAT = b"\x01"
 PROBE = b"\x02"
+NOTE = b"\x03"
+"""First byte of a datagram, which says what it is; the first two are all of theirs."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -44,101 +51,6 @@ class Pace(msgspec.Struct, frozen=True):
 
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 3.0
-
-
-class StreamSender:
-    """An edge's stream, sending end."""
-
-    def __init__(self, raw: RawSend, name: str) -> None:
-        self._raw = raw
-        self._name = name
-        self._torn = ""
-
-    async def send_frame(self, payload: memoryview) -> None:
-        await self._whole(self._raw.write, PREFIX.pack(len(payload)), payload)
-
-    async def send_preamble(self, edge: EdgeId) -> None:
-        await self._whole(self._raw.write, edge.to_bytes(PREAMBLE_BYTES, "little"), b"")
-
-    async def finish(self) -> None:
-        await self._whole(self._raw.finish)
-
-    async def reset(self) -> None:
-        self._torn = self._torn or "reset by this side"
-        with trio.move_on_after(RESET_TIMEOUT_S, shield=True):
-            await self._raw.reset()
-
-    async def lost(self) -> str:
-        reason = await self._raw.stopped()
-        return self._torn or reason
-
-    async def _whole(self, call: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Make ``call``; unless it runs to its end, the stream is torn for the peer as well."""
-        if self._torn:
-            raise EdgeFault(f"{self._name}: {self._torn}")
-        whole = False
-        try:
-            await call(*args)
-            whole = True
-        except RawLost as lost:
-            self._torn = lost.reason
-            raise EdgeFault(f"{self._name}: {lost.reason}") from lost
-        finally:
-            if not whole:
-                await self.reset()
-
-
-class StreamReceiver:
-    """An edge's stream, receiving end."""
-
-    def __init__(self, raw: RawReceive, name: str) -> None:
-        self._raw = raw
-        self._frames = FrameReader(raw)
-        self._name = name
-
-    async def receive_frame(self, into: memoryview) -> int | None:
-        try:
-            return await self._frames.receive_into(into)
-        except RawLost as lost:
-            raise EdgeFault(f"{self._name}: {lost.reason}") from lost
-
-    async def stop(self) -> None:
-        with trio.move_on_after(RESET_TIMEOUT_S, shield=True):
-            await self._raw.stop()
-
-
-class ExpectedEdge:
-    """An edge in the demux of one link; its stream arrives once."""
-
-    def __init__(self, name: str, discard: Callable[[StreamReceiver | None], None]) -> None:
-        self.name = name
-        self.taken = False
-        self._discard = discard
-        self._claimed = False
-        self._arrived = trio.Event()
-        self._receiver: StreamReceiver | None = None
-        self._lost = ""
-
-    async def accept(self) -> StreamReceiver:
-        await self._arrived.wait()
-        if self._receiver is None:
-            raise EdgeFault(f"{self.name}: {self._lost}")
-        self._claimed = True
-        return self._receiver
-
-    def arrive(self, receiver: StreamReceiver) -> None:
-        self.taken = True
-        self._receiver = receiver
-        self._arrived.set()
-
-    def lose(self, reason: str) -> None:
-        self._lost = reason
-        self._arrived.set()
-
-    def close(self) -> None:
-        self._discard(None if self._claimed else self._receiver)
-        if self._receiver is None:
-            self.lose("closed by this side")
 
 
 class CoreLink:
@@ -158,6 +70,8 @@ class CoreLink:
         self.dialled = dialled
         self.ahead: Mapping[tuple[NodeId, EdgeId], ExpectedEdge] = {}
         """Edges that were registered without regard to a link, by peer."""
+        self.notes = Notes(refused)
+        """Where notes of the peer go."""
         self._raw = raw
         self._pace = pace
         self._refused = refused
@@ -239,6 +153,12 @@ class CoreLink:
             return sender
         raise EdgeFault(f"{name}: the peer has room for no further stream")
 
+    def send_note(self, note: bytes) -> bool:
+        """Send ``note`` in a datagram; False if this path cannot carry it as it is now."""
+        if self.lost.is_set() or len(note) > MAX_NOTE_BYTES:
+            return False
+        return self._datagram(NOTE + note)
+
     def stands_on(self, raw: RawConnection) -> bool:
         return self._raw is raw
 
@@ -316,13 +236,20 @@ class CoreLink:
             except RawLost as lost:
                 self.lose(lost.reason)
                 return True
-            if payload == PROBE:
-                self._datagram(BEAT)
+            self._take_datagram(payload)
             self._heard.set()
             self._heard = trio.Event()
             self._heard_at = trio.current_time()
             return True
         return False
+
+    def _take_datagram(self, payload: bytes) -> None:
+        if payload == PROBE:
+            self._datagram(BEAT)
+        elif payload.startswith(NOTE) and len(payload) <= MAX_NOTE_BYTES + 1:
+            self.notes.put(self.peer, payload[1:])
+        elif payload != BEAT:
+            self._refused["datagram"] += 1
 
     async def _watch_close(self) -> None:
         self.lose(await self._raw.closed())
@@ -340,7 +267,7 @@ class CoreLink:
     async def _route(self, raw: RawReceive) -> None:
         """Read the preamble and hand the stream to the edge that waits for it."""
         try:
-            edge = await _read_preamble(raw)
+            edge = await read_preamble(raw)
         finally:
             self._pending.release()
         expected = None if edge is None else self._expected(edge)
@@ -357,11 +284,12 @@ class CoreLink:
     def _expected(self, edge: EdgeId) -> ExpectedEdge | None:
         return self._edges.get(edge) or self.ahead.get((self.peer, edge))
 
-    def _datagram(self, payload: bytes) -> None:
+    def _datagram(self, payload: bytes) -> bool:
         try:
-            self._raw.send_datagram(payload)
+            return self._raw.send_datagram(payload)
         except RawLost as lost:
             self.lose(lost.reason)
+            return False
 
     def _forget(self, edge: EdgeId, unclaimed: StreamReceiver | None) -> None:
         self._edges.pop(edge, None)
@@ -373,23 +301,6 @@ class CoreLink:
 
     def _edge_name(self, edge: EdgeId, preposition: str) -> str:
         return f"edge {edge} {preposition} {self.peer}"
-
-
-async def _read_preamble(raw: RawReceive) -> EdgeId | None:
-    """The edge id at the head of a stream; None if it does not come whole and in time."""
-    head, done = bytearray(PREAMBLE_BYTES), 0
-    view = memoryview(head)
-    with trio.move_on_after(PREAMBLE_TIMEOUT_S):
-        try:
-            while done < PREAMBLE_BYTES:
-                count = await raw.read_into(view[done:])
-                if count == 0:
-                    return None
-                done += count
-        except RawLost:
-            return None
-        return EdgeId(int.from_bytes(head, "little"))
-    return None
 
 
 def _clip(reason: str) -> str:

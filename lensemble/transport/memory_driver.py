@@ -43,9 +43,15 @@ class MemoryNetwork:
         """Let nothing through between the two, and tell neither."""
         self.between(one, other).silent = True
 
+    def mute(self, speaker: NodeId, listener: NodeId) -> None:
+        """Let nothing of ``speaker`` through to ``listener``, while the other way works."""
+        self.between(speaker, listener).muted.add(speaker)
+
     def heal(self, one: NodeId, other: NodeId) -> None:
         """End a partition; what was sent meanwhile on links that still live goes through."""
-        self.between(one, other).silent = False
+        weather = self.between(one, other)
+        weather.silent = False
+        weather.muted.clear()
         self._wake({one, other})
 
     def cut(self, one: NodeId, other: NodeId, reason: str = "the network cut the link") -> None:

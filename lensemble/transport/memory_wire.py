@@ -17,31 +17,43 @@ WINDOW_BYTES = 1_250_000
 MAX_DATAGRAMS = 64
 """Datagrams under way to one reader; the oldest is dropped first."""
 
+MAX_DATAGRAM_BYTES = 1414
+"""As on QUIC over a network of ordinary frames."""
+
 MAX_KNOCKS = 256
-_JITTER_STEPS = 1 << 63
+_SHARES = 1 << 63
 
 
 class Weather:
     """What happens between two nodes from now on.
 
     A piece takes ``delay_s`` and up to ``jitter_s`` more; edge streams are torn once, after
-    ``tear_after`` further bytes, counted over both directions.
+    ``tear_after`` further bytes, counted over both directions.  Of the datagrams the share ``loss``
+    is lost, and every one of a node in ``muted``, of which nothing else comes through either; those
+    over ``datagram_bytes`` cannot be sent.
     """
 
     def __init__(self, seed: int) -> None:
         self.delay_s = 0.0
         self.jitter_s = 0.0
         self.silent = False
+        self.loss = 0.0
+        self.muted: set[NodeId] = set()
+        self.datagram_bytes = MAX_DATAGRAM_BYTES
         self.tear_after: int | None = None
         self._seed = seed
         self._drawn = 0
 
     def travel_s(self) -> float:
-        if self.jitter_s == 0:
-            return self.delay_s
+        return self.delay_s + (self._draw("jitter") * self.jitter_s if self.jitter_s else 0.0)
+
+    def loses(self, sender: NodeId) -> bool:
+        """Whether the next datagram of ``sender`` does not arrive."""
+        return sender in self.muted or (self.loss > 0 and self._draw("loss") < self.loss)
+
+    def _draw(self, what: str) -> float:
         self._drawn += 1
-        share = seeds.derive(self._seed, f"jitter:{self._drawn}") / _JITTER_STEPS
-        return self.delay_s + share * self.jitter_s
+        return seeds.derive(self._seed, f"{what}:{self._drawn}") / _SHARES
 
     def torn_at(self, nbytes: int) -> int | None:
         """Where in the next ``nbytes`` the scripted tear lies, if it does."""
@@ -127,7 +139,7 @@ class Pipe:
         self._finished = True
         self.changed.unpark_all()
         await trio.sleep_until(max(self._due, trio.current_time()))
-        while self._writer.wire.silent and not self._writer.lost:
+        while self._unheard and not self._writer.lost:
             await self.changed.park()
         self._check_writable()
 
@@ -146,10 +158,15 @@ class Pipe:
 
     # ---- the reader's half ----
 
+    @property
+    def _unheard(self) -> bool:
+        wire = self._reader.wire
+        return wire.silent or self._writer.node in wire.weather.muted
+
     async def read_into(self, into: memoryview, beyond: memoryview = NOTHING) -> int:
         await trio.lowlevel.checkpoint()
         while True:
-            if not self._reader.wire.silent:
+            if not self._unheard:
                 if self._torn:
                     raise RawLost(self._torn)
                 if self._pieces:
@@ -227,16 +244,19 @@ class MemoryConnection:
         return Pipe(self, self.other, edge=True)
 
     async def accept_uni(self) -> Pipe:
-        while not self.streams or self.wire.silent:
+        while not self.streams or self.wire.silent or self.peer in self.wire.weather.muted:
             self._check()
             await self.changed.park()
         return self.streams.popleft()
 
-    def send_datagram(self, payload: bytes) -> None:
+    def send_datagram(self, payload: bytes) -> bool:
         self._check()
-        if not self.wire.silent:
-            due = trio.current_time() + self.wire.weather.travel_s()
-            self.other.deliver(due, payload)
+        weather = self.wire.weather
+        if len(payload) > weather.datagram_bytes:
+            return False
+        if not self.wire.silent and not weather.loses(self.node):
+            self.other.deliver(trio.current_time() + weather.travel_s(), payload)
+        return True
 
     def deliver(self, due: float, payload: bytes) -> None:
         self._datagrams.append((due, payload))
@@ -257,7 +277,7 @@ class MemoryConnection:
     def close(self, reason: str) -> None:
         if not self.lost:
             self.lose(f"closed by this side: {reason}")
-            if not self.wire.silent:
+            if not self.wire.silent and self.node not in self.wire.weather.muted:
                 self.other.lose(f"closed by the peer: {reason}")
 
     def lose(self, reason: str) -> None:
@@ -339,7 +359,7 @@ class MemoryEndpoint:
         await trio.sleep(weather.travel_s())
         found = [self._network.endpoint_at(address) for address in peer.addresses]
         listener = next((endpoint for endpoint in found if endpoint is not None), None)
-        if listener is None or weather.silent:
+        if listener is None or weather.silent or weather.muted:
             return await trio.sleep_forever()
         if listener.node != peer.node:
             raise RawLost(f"the node there is {listener.node}")

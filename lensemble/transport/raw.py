@@ -76,8 +76,11 @@ class RawConnection(Protocol):
     async def accept_uni(self) -> RawReceive:
         """The next stream that the peer opened and has written to.  A cancel loses none."""
 
-    def send_datagram(self, payload: bytes) -> None:
-        """Try to get a few bytes across; lost silently when the network would have it so."""
+    def send_datagram(self, payload: bytes) -> bool:
+        """Try to get a few bytes across; lost silently when the network would have it so.
+
+        False if the path carries none of this size, or none at all.
+        """
 
     async def read_datagram(self) -> bytes: ...
 

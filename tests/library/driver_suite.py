@@ -22,6 +22,7 @@ from lensemble.transport.driver import (
 )
 from lensemble.transport.endpoint import EndpointDriver
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
+from lensemble.transport.notes import MAX_NOTE_BYTES, MAX_WAITING_NOTES
 from lensemble.transport.raw import RawConnection
 
 EDGE = EdgeId(7)
@@ -626,3 +627,63 @@ async def test_a_stream_that_ends_inside_a_frame_is_torn(rig: Rig) -> None:
     for _ in range(2):
         with pytest.raises(EdgeFault, match="inside a frame"):
             await receiver.receive_frame(memoryview(bytearray(100)))
+
+
+# ---- notes ----
+
+
+async def test_notes_pass_streams_that_stand_still_and_name_their_sender(rig: Rig) -> None:
+    pair = await linked(rig)
+    with trio.move_on_after(1) as scope:
+        while True:
+            await pair.there.send(bytes(MAX_CONTROL_BYTES))
+    assert scope.cancelled_caught
+    assert pair.near.send_note(pair.far.node, b"there")
+    assert pair.far.send_note(pair.near.node, bytes(1000))
+    with trio.fail_after(PATIENCE_S):
+        assert await pair.far.receive_note() == (pair.near.node, b"there")
+        assert await pair.near.receive_note() == (pair.far.node, bytes(1000))
+    assert pair.near.refused() == pair.far.refused() == {}
+
+
+async def test_a_note_that_cannot_go_is_not_sent_and_harms_nothing(rig: Rig) -> None:
+    pair = await linked(rig)
+    assert pair.near.link_to(pair.far.node) is pair.there
+    assert not pair.near.send_note(rig.node(2), b"to nobody")
+    assert not pair.near.send_note(pair.far.node, bytes(MAX_NOTE_BYTES + 1))
+    await pair.there.send(b"alive")
+    assert await pair.back.receive() == b"alive"
+    await pair.there.close("done")
+    assert not pair.near.send_note(pair.far.node, b"too late")
+    assert pair.near.link_to(pair.far.node) is None
+
+
+async def test_who_says_too_much_loses_notes_of_its_own_only(rig: Rig) -> None:
+    pair = await linked(rig)
+    third = await rig.start(2)
+    await third.dial(at(pair.far))
+    for _ in range(MAX_WAITING_NOTES + 8):
+        assert pair.near.send_note(pair.far.node, b"!")
+        await trio.sleep(0.001)
+    await eventually(lambda: pair.far.refused() == {"note_overflow": 8})
+    assert third.send_note(pair.far.node, b"a word")
+    with trio.fail_after(PATIENCE_S):
+        for _ in range(MAX_WAITING_NOTES):
+            assert await pair.far.receive_note() == (pair.near.node, b"!")
+        assert await pair.far.receive_note() == (third.node, b"a word")
+
+
+async def test_datagrams_of_an_unknown_kind_are_counted_and_ignored(rig: Rig) -> None:
+    listener = await rig.start(1)
+    raw = await rig.raw_dial(0, at(listener))
+    control = await raw.open_control()
+    await control[0].write(b"lensemble/1\n", b"")
+    link = await listener.accept()
+    strange = (b"\x00", b"\x01\x01", b"\xff" * 1000, b"\x03" + bytes(MAX_NOTE_BYTES + 1))
+    for datagram in strange:
+        assert raw.send_datagram(datagram)
+    assert raw.send_datagram(b"\x03fine")
+    with trio.fail_after(PATIENCE_S):
+        assert await listener.receive_note() == (rig.node(0), b"fine")
+    assert listener.refused() == {"datagram": len(strange)}
+    assert not link.lost.is_set()

@@ -179,3 +179,59 @@ async def test_an_idle_day_passes_quickly(rig: MemoryRig) -> None:
         await trio.sleep(3600)
         await sender.send_frame(memoryview(b"still there"))
         assert await receiver.receive_frame(memoryview(bytearray(20))) == 11
+
+
+@on_mock_clock
+async def test_a_mute_node_hears_and_is_not_heard_until_it_is_healed(rig: MemoryRig) -> None:
+    pair = await linked(rig)
+    near, far = pair.near.node, pair.far.node
+    rig.network.mute(near, far)
+    pair.near.send_note(far, b"unheard")
+    pair.far.send_note(near, b"heard")
+    await pair.there.send(b"later")
+    await pair.back.send(b"now")
+    assert await pair.near.receive_note() == (far, b"heard")
+    assert await pair.there.receive() == b"now"
+    with trio.move_on_after(1) as scope:
+        await pair.back.receive()
+    assert scope.cancelled_caught
+    rig.network.heal(near, far)
+    assert await pair.back.receive() == b"later"
+    pair.near.send_note(far, b"again")
+    assert await pair.far.receive_note() == (near, b"again")
+
+
+@on_mock_clock
+async def test_a_mute_node_is_lost_to_the_one_and_cannot_be_dialled(rig: MemoryRig) -> None:
+    pair = await linked(rig)
+    rig.network.mute(pair.near.node, pair.far.node)
+    await trio.sleep(4)
+    assert "no heartbeat" in pair.back.lost_reason()
+    with pytest.raises(LinkLost, match="no answer"):
+        await pair.far.dial(rig.network.address(pair.near.node))
+
+
+@on_mock_clock
+async def test_a_share_of_datagrams_is_lost_and_long_ones_cannot_go(rig: MemoryRig) -> None:
+    pair = await linked(rig)
+    weather = rig.network.between(pair.near.node, pair.far.node)
+    weather.loss = 0.5
+    heard = []
+    for number in range(100):
+        assert pair.near.send_note(pair.far.node, bytes([number]))
+        with trio.move_on_after(0.01):
+            heard.append((await pair.far.receive_note())[1][0])
+    assert 30 < len(heard) < 70
+    weather.datagram_bytes = 1000
+    assert not pair.near.send_note(pair.far.node, bytes(1000))
+
+
+def test_the_same_seed_loses_the_same_datagrams() -> None:
+    one, other = NodeId("aa" * 32), NodeId("bb" * 32)
+    lost = []
+    for seed in (1, 1, 2):
+        weather = MemoryNetwork(seed).between(one, other)
+        weather.loss = 0.3
+        lost.append([weather.loses(one) for _ in range(50)])
+    assert lost[0] == lost[1] != lost[2]
+    assert 5 < sum(lost[0]) < 25
