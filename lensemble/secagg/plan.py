@@ -165,7 +165,7 @@ class FieldPlan:
         return NARROW_HALF // self.n_max
 
     @cached_property
-    def identity(self) -> Digest:
+    def digest(self) -> Digest:
         """What digests of updates and sums cover besides their words.
 
         The digest of the layout for the all-wide plan, else a SHA-256 over it, ``k``, ``n_max`` and
