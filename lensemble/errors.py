@@ -297,6 +297,13 @@ class ContextLengthExceeded(OperatorError):
         self.most = most
 
 
+class QueueFull(OperatorError):
+    """Too many requests wait for a session of a run."""
+
+    code = "queue_full"
+    default_remediation = "Ask again later, or provision the model with more --sessions."
+
+
 class WeightsError(LensembleError):
     """Weights that could not be fetched, kept or believed."""
 

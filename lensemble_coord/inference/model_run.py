@@ -11,7 +11,13 @@ import msgspec
 import trio
 
 from lensemble.actor import Timers, run_machine
-from lensemble.errors import ArenaExhausted, EdgeFault, LensembleError, OperatorError
+from lensemble.errors import (
+    ArenaExhausted,
+    EdgeFault,
+    LensembleError,
+    OperatorError,
+    QueueFull,
+)
 from lensemble.ids import EdgeId, FederationId, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
@@ -148,7 +154,8 @@ class ModelRun:
         """Take a request on; it waits for a KV slot and runs by itself.
 
         Raises:
-            OperatorError: the run is not ready, or too many requests wait.
+            OperatorError: the run is not ready.
+            QueueFull: too many requests wait.
             ContextLengthExceeded: the prompt does not fit.
         """
         if not staging.takes_requests(self.state):
@@ -158,9 +165,8 @@ class ModelRun:
             )
         sequence.check(len(prompt), self.plan.ctx)
         if self.waiting >= max(1, self._around.max_waiting):
-            raise OperatorError(
-                f"{self.waiting} requests wait for one of {self.plan.sessions} sessions",
-                "Ask again later, or provision the model with more --sessions.",
+            raise QueueFull(
+                f"{self.waiting} requests wait for one of {self.plan.sessions} sessions"
             )
         ask = sequence.Ask(
             prompt=prompt,
