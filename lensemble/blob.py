@@ -2,9 +2,11 @@
 
 Each chunk is one frame of the edge.  Header and trailer are a magic of 8 bytes and a msgpack body;
 data chunks are bare bytes, all of ``chunk_bytes`` but the last.  A ``state`` blob carries the flat
-float32 parameters and may start at ``offset`` when the receiver holds what lies before; an
-``update`` blob carries uint32 words of the field and is signed.  The digest always covers all
-``total_bytes``: for a state it is the parameter digest, for an update see ``UpdateDigest``.
+float32 parameters, a ``momentum`` blob the outer momentum beside them, and either may start at
+``offset`` when the receiver holds what lies before; so may a ``sum`` blob, the revealed sum of a
+round, whose data chunks are packed one by one (see ``packing``).  An ``update`` blob carries words
+of the field and is signed.  Sizes and offsets are those of what is unpacked, and the digest always
+covers all ``total_bytes`` of it: the parameter digest, ``SumDigest`` or ``UpdateDigest``.
 
 Reading is incremental: the bytes pass through one running hash on their way to a slot, a spool or a
 file, so that neither end holds a second copy of the model.
@@ -19,6 +21,7 @@ from msgspec import Meta
 
 from lensemble.errors import ContractViolation, FrameError
 from lensemble.ids import Digest
+from lensemble.packing import OVERHEAD_BYTES, unpack
 from lensemble.params import MAX_PARAMETERS, PARAMETER_BYTES, ParameterDigest, ParamLayout
 from lensemble.wire.fence import Count, Federation, Hash
 
@@ -31,8 +34,9 @@ SIGNATURE_BYTES = 64
 _HEADER_MAGIC = b"LNSBLOBH"
 _TRAILER_MAGIC = b"LNSBLOBT"
 _UPDATE_TAG = b"lensemble/update/v1\x00"
+_SUM_TAG = b"lensemble/field-sum/v1\x00"
 
-Kind: TypeAlias = Literal["state", "update"]
+Kind: TypeAlias = Literal["state", "momentum", "sum", "update"]
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -59,7 +63,7 @@ class BlobTrailer(
 ):
     digest: Hash
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
-    """Of an update, by the node key of its sender; empty for a state."""
+    """Of an update, by the node key of its sender; empty for all else."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -72,6 +76,12 @@ class Expected(msgspec.Struct, frozen=True):
     layout: ParamLayout
     digest: Digest
     max_chunk_bytes: int = MAX_CHUNK_BYTES
+    nbytes: int | None = None
+    """Of what is unpacked; where it is None, those of the layout's parameters."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.layout.nbytes if self.nbytes is None else self.nbytes
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -79,7 +89,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Data(msgspec.Struct, frozen=True):
-    """``view`` is the chunk that was fed; it belongs at byte ``offset`` of the flat vector."""
+    """``view`` belongs at byte ``offset`` of the whole; it is valid until the next is fed."""
 
     offset: int
     view: memoryview
@@ -94,6 +104,19 @@ class Complete(msgspec.Struct, frozen=True):
 
 Event: TypeAlias = Header | Data | Complete
 VerifySignature: TypeAlias = Callable[[Digest, bytes], bool]
+
+
+class SumDigest:
+    """SHA-256 over tag, layout digest and the words of a revealed sum, fed piece by piece."""
+
+    def __init__(self, layout: ParamLayout) -> None:
+        self._hash = hashlib.sha256(_SUM_TAG + bytes.fromhex(layout.digest))
+
+    def update(self, piece: bytes | memoryview) -> None:
+        self._hash.update(piece)
+
+    def hexdigest(self) -> Digest:
+        return Digest(self._hash.hexdigest())
 
 
 class UpdateDigest:
@@ -138,6 +161,12 @@ def header_chunk(header: BlobHeader, into: memoryview) -> int:
     if header.offset > header.total_bytes or header.offset % PARAMETER_BYTES:
         raise ContractViolation(f"a blob of {header.total_bytes} bytes from byte {header.offset}")
     return _write(_HEADER_MAGIC + msgspec.msgpack.encode(header), into)
+
+
+def packed_chunk_bytes(capacity_bytes: int) -> int:
+    """``chunk_bytes`` of a blob whose packed chunks fit an edge of ``capacity_bytes``."""
+    room = capacity_bytes - OVERHEAD_BYTES
+    return room - room % PARAMETER_BYTES
 
 
 def data_ranges(header: BlobHeader) -> Iterator[tuple[int, int]]:
@@ -207,11 +236,12 @@ class BlobReader:
         for piece in prefix:
             self._running.update(piece)
             self._position += len(piece)
-        if self._position > expected.layout.nbytes:
+        if self._position > expected.total_bytes:
             raise ContractViolation(
-                f"{self._position} bytes held of a layout of {expected.layout.nbytes}"
+                f"{self._position} bytes held of a {expected.kind} of {expected.total_bytes}"
             )
         self._header: BlobHeader | None = None
+        self._unpacked = memoryview(bytearray())
         self._over = ""
 
     @property
@@ -244,12 +274,18 @@ class BlobReader:
             FrameError: the blob is not complete.
         """
         if not self.complete:
-            total = self._expected.layout.nbytes
+            total = self._expected.total_bytes
             raise FrameError(f"a blob ended at byte {self._position} of {total}, without trailer")
 
-    def _digest(self) -> ParameterDigest | UpdateDigest:
+    def _digest(self) -> ParameterDigest | SumDigest | UpdateDigest:
         layout = self._expected.layout
-        return ParameterDigest(layout) if self._expected.kind == "state" else UpdateDigest(layout)
+        match self._expected.kind:
+            case "state" | "momentum":
+                return ParameterDigest(layout)
+            case "sum":
+                return SumDigest(layout)
+            case "update":
+                return UpdateDigest(layout)
 
     def _take(self, chunk: memoryview) -> Event:
         if self._header is None:
@@ -260,14 +296,22 @@ class BlobReader:
         if left == 0:
             return self._finish(_decode(chunk, _TRAILER_MAGIC, BlobTrailer))
         size = min(left, self._header.chunk_bytes)
-        if chunk.nbytes != size:
+        view = self._unpack(chunk, size) if self._header.kind == "sum" else chunk
+        if view.nbytes != size:
             raise FrameError(
                 f"a data chunk of {chunk.nbytes} bytes where {size} are due, at byte "
                 f"{self._position} of {self._header.total_bytes}"
             )
-        self._running.update(chunk)
+        self._running.update(view)
         start, self._position = self._position, self._position + size
-        return Data(start, chunk)
+        return Data(start, view)
+
+    def _unpack(self, chunk: memoryview, size: int) -> memoryview:
+        if len(self._unpacked) < size:
+            self._unpacked = memoryview(bytearray(size))
+        view = self._unpacked[:size]
+        unpack(chunk, view)
+        return view
 
     def _check(self, header: BlobHeader) -> None:
         want = self._expected
@@ -276,7 +320,7 @@ class BlobReader:
             ("federation", header.federation, want.federation),
             ("round", header.round, want.round),
             ("attempt", header.attempt, want.attempt),
-            ("total_bytes", header.total_bytes, want.layout.nbytes),
+            ("total_bytes", header.total_bytes, want.total_bytes),
             ("layout_digest", header.layout_digest, want.layout.digest),
             ("digest_hint", header.digest_hint, want.digest),
         )
@@ -303,7 +347,9 @@ class BlobReader:
             )
         if self._verify is None:
             if trailer.signature:
-                raise ContractViolation("a state blob carries a signature; it has none")
+                raise ContractViolation(
+                    f"a {self._expected.kind} blob carries a signature; it has none"
+                )
         elif len(trailer.signature) != SIGNATURE_BYTES or not self._verify(
             digest, trailer.signature
         ):

@@ -14,11 +14,11 @@ import numpy as np
 
 from lensemble import seeds
 from lensemble.ids import Digest, NodeId
+from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
 from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector
 from lensemble.workload import Workload, layout
 from lensemble_coord.training import aggregate
-from lensemble_coord.training.outer_optimizer import PIECE_WORDS, OuterStep, step_terms
 from lensemble_node.worker.training.kinds import RoundOrder
 from lensemble_node.worker.training.local_round import Release, Trainer
 from lensemble_node.worker.training.source import DataSource

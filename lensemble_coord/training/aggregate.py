@@ -5,7 +5,6 @@ memory or disk shows before anything is built on it.  These functions block, and
 nearly all of their time; run them in a thread.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lensemble import files
+from lensemble.blob import SumDigest
 from lensemble.crash_points import reached
 from lensemble.errors import (
     AggregationError,
@@ -29,7 +29,6 @@ from lensemble.params import PARAMETER_BYTES, ParamLayout
 from lensemble.secagg.field import FieldTerms, bound, limit, reach
 
 SUM_SUFFIX = ".u32"
-_SUM_TAG = b"lensemble/field-sum/v1\x00"
 
 
 class Addend(Protocol):
@@ -60,19 +59,6 @@ class SumFacts(msgspec.Struct, frozen=True):
     path: Path
     count: int
     largest: int
-
-
-class SumDigest:
-    """SHA-256 over tag, layout digest and the uint32 little-endian words, fed piece by piece."""
-
-    def __init__(self, layout: ParamLayout) -> None:
-        self._hash = hashlib.sha256(_SUM_TAG + bytes.fromhex(layout.digest))
-
-    def update(self, piece: bytes | memoryview) -> None:
-        self._hash.update(piece)
-
-    def hexdigest(self) -> Digest:
-        return Digest(self._hash.hexdigest())
 
 
 def count_of(addends: Sequence[Addend]) -> int:

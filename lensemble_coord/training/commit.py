@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from lensemble.blob import SumDigest
 from lensemble.checkpoint import (
     CheckpointWriter,
     Lineage,
@@ -26,12 +27,12 @@ from lensemble.checkpoint import (
 from lensemble.errors import CheckpointIntegrityError
 from lensemble.files import PIECE_BYTES
 from lensemble.ids import Digest
+from lensemble.outer_step import OuterStep, step_terms
 from lensemble.params import ParameterDigest, ParamLayout
 from lensemble.workload import Workload
-from lensemble_coord.training.aggregate import SUM_SUFFIX, SumDigest, sum_pieces
+from lensemble_coord.training.aggregate import SUM_SUFFIX, sum_pieces
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.ledger import Ledger
-from lensemble_coord.training.outer_optimizer import OuterStep, step_terms
 from lensemble_coord.training.record import GENESIS_ROUND
 from lensemble_coord.training.rows import ArtifactKind
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from lensemble.checkpoint import open_checkpoint
 from lensemble.ids import Digest
+from lensemble.outer_step import OuterStep, step_terms
 from lensemble.params import PARAMETER_BYTES, FlatParameters, ParameterDigest, ParamLayout
 from lensemble.workload import Workload
 from lensemble_coord.training.aggregate import sum_pieces
 from lensemble_coord.training.commit import zeros
 from lensemble_coord.training.directory import StateDirectory
-from lensemble_coord.training.outer_optimizer import OuterStep, step_terms
 from lensemble_coord.training.record import ContributionRecord
 
 PIECE_WORDS = 1 << 16

@@ -20,6 +20,7 @@ from lensemble.checkpoint import Checkpoint, Lineage
 from lensemble.errors import ConfigError, LedgerIntegrityError, StorageError
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.logs import logger
+from lensemble.outer_step import OuterStep, step_terms
 from lensemble.params import ParamLayout
 from lensemble.secagg.field import reach
 from lensemble.workload import Workload
@@ -28,7 +29,6 @@ from lensemble_coord.roster import Invitation
 from lensemble_coord.training import aggregate, commit, manifest, record
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.ledger import Ledger
-from lensemble_coord.training.outer_optimizer import OuterStep, step_terms
 from lensemble_coord.training.outer_round import Contribution
 from lensemble_coord.training.rows import Event, Run, RunState
 from lensemble_coord.training.spool import Spool, SpoolFile

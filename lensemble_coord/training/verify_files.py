@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from lensemble.blob import SumDigest
 from lensemble.checkpoint import Kind, Lineage, open_checkpoint
 from lensemble.errors import CheckpointIntegrityError, LensembleError
 from lensemble.ids import Digest
 from lensemble.params import ParamLayout
 from lensemble.workload import Workload
-from lensemble_coord.training.aggregate import SumDigest, sum_pieces
+from lensemble_coord.training.aggregate import sum_pieces
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.record import GENESIS_ROUND, ContributionRecord
 from lensemble_coord.training.replay import replay

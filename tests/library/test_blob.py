@@ -15,14 +15,17 @@ from lensemble.blob import (
     Data,
     Expected,
     Header,
+    SumDigest,
     UpdateDigest,
     data_ranges,
     header_chunk,
+    packed_chunk_bytes,
     trailer_chunk,
     update_digest,
 )
 from lensemble.errors import ContractViolation, FrameError, PeerError
 from lensemble.ids import Digest, FederationId
+from lensemble.packing import pack
 from lensemble.params import layout_of, parameter_digest
 
 LAYOUT = layout_of({"encoder.weight": (5, 7), "predictor.weight": (3,)})
@@ -255,3 +258,60 @@ def test_any_chunks_are_read_or_refused_as_a_peers_fault(sequence: list[bytes]) 
         assert not reader.complete
     else:
         assert sequence == chunks(header(), STATE)
+
+
+# ---- revealed sums ----
+
+SUM = np.arange(-50, 50, dtype=np.int16).tobytes()
+
+
+def sum_digest(raw: bytes = SUM) -> Digest:
+    running = SumDigest(LAYOUT)
+    running.update(raw)
+    return running.hexdigest()
+
+
+def sum_reader(held: int = 0, max_chunk_bytes: int = 64) -> BlobReader:
+    due = Expected("sum", FEDERATION, 3, 1, LAYOUT, sum_digest(), max_chunk_bytes, len(SUM))
+    return BlobReader(due, prefix=[memoryview(SUM[:held])] if held else ())
+
+
+def sum_chunks(**changes: object) -> list[bytes]:
+    size = packed_chunk_bytes(64)
+    terms = {"total_bytes": len(SUM), "chunk_bytes": size, "digest_hint": sum_digest(), **changes}
+    head = header("sum", **terms)
+    first, *data, last = chunks(head, SUM)
+    return [first, *(pack(memoryview(each)) for each in data), last]
+
+
+@pytest.mark.parametrize("held", [0, 60, len(SUM)])
+def test_a_sum_arrives_unpacked(held: int) -> None:
+    reader = sum_reader(held)
+    arrived = SUM[:held]
+    for chunk in sum_chunks(offset=held):
+        assert len(chunk) <= max(64, ENVELOPE_BYTES if b"LNSBLOB" in chunk else 0)
+        event = reader.feed(memoryview(chunk))
+        if isinstance(event, Data):
+            assert event.offset == len(arrived)
+            arrived += bytes(event.view)
+    assert arrived == SUM
+    assert event == Complete(sum_digest(), b"")
+
+
+def test_a_sum_of_another_size_or_digest_is_refused() -> None:
+    with pytest.raises(ContractViolation, match="total_bytes is 140; expected 200"):
+        read(sum_reader(), sum_chunks(total_bytes=LAYOUT.nbytes - 12))
+    damaged = sum_chunks()
+    damaged[1] = pack(memoryview(bytes(60)))
+    with pytest.raises(ContractViolation, match="a blob with the digest"):
+        read(sum_reader(), damaged)
+
+
+def test_a_chunk_of_a_sum_that_is_no_packed_one_is_refused() -> None:
+    damaged = sum_chunks()
+    damaged[1] = b"\x07" + damaged[1][1:]
+    with pytest.raises(ContractViolation, match="packed in words of 7"):
+        read(sum_reader(), damaged)
+    damaged[1] = pack(memoryview(bytes(56)))
+    with pytest.raises(ContractViolation, match="56 bytes where 60 are due"):
+        read(sum_reader(), damaged)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lensemble.errors import AggregationError
+from lensemble.outer_step import OuterStep, StepTerms, step_terms
 from lensemble.params import FlatParameters
 from lensemble.workload import Workload
-from lensemble_coord.training.outer_optimizer import OuterStep, StepTerms, step_terms
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "outer_step.json"
 TERMS = StepTerms(0.7, 0.9, "fp32", 24, 3)
