@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lensemble.errors import AggregationError
 from lensemble.params import FlatParameters
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import Workload
 
 PIECE_WORDS = 1 << 18
@@ -68,9 +69,24 @@ class OuterStep:
 
     def mean(self, words: FieldWords) -> FlatParameters:
         """The mean update of ``words`` (uint32, at most a piece); valid until the next call."""
-        wide, narrow = self._wide[: len(words)], self._narrow[: len(words)]
+        wide = self._wide[: len(words)]
         np.copyto(wide, words.view(np.int32))
         np.multiply(wide, self._unit, out=wide)
+        return self._divided(wide)
+
+    def planned_mean(
+        self, plan: FieldPlan, first: int, raw: memoryview, count: int
+    ) -> FlatParameters:
+        """The mean update of ``count`` coordinates from ``first`` on; valid until the next call.
+
+        ``raw`` is the sum of ``plan`` from ``plan.byte_of(first)`` on.
+        """
+        wide = self._wide[:count]
+        plan.decode(first, raw, wide)
+        return self._divided(wide)
+
+    def _divided(self, wide: NDArray[np.float64]) -> FlatParameters:
+        narrow = self._narrow[: len(wide)]
         np.divide(wide, self._count, out=wide)
         np.copyto(narrow, wide, casting="same_kind")
         return narrow
@@ -83,10 +99,32 @@ class OuterStep:
         Raises:
             AggregationError: a result is not finite.
         """
-        size = len(words)
+        self._advance(parameters, velocity, self.mean(words))
+
+    def apply_planned(
+        self,
+        parameters: FlatParameters,
+        velocity: FlatParameters,
+        plan: FieldPlan,
+        first: int,
+        raw: memoryview,
+    ) -> None:
+        """As ``apply``, with the sum of ``plan`` from ``plan.byte_of(first)`` on.
+
+        ``parameters`` begins with coordinate ``first``.
+
+        Raises:
+            AggregationError: a result is not finite.
+        """
+        self._advance(parameters, velocity, self.planned_mean(plan, first, raw, len(parameters)))
+
+    def _advance(
+        self, parameters: FlatParameters, velocity: FlatParameters, mean: FlatParameters
+    ) -> None:
+        size = len(mean)
         m, v, u = self._mean[:size], self._velocity[:size], self._move[:size]
         with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(m, self.mean(words))
+            np.copyto(m, mean)
             np.copyto(v, velocity)
             np.multiply(v, self._momentum, out=v)
             np.add(v, m, out=v)

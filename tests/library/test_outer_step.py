@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lensemble.errors import AggregationError
 from lensemble.outer_step import OuterStep, StepTerms, step_terms
-from lensemble.params import FlatParameters
+from lensemble.params import FlatParameters, layout_of
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import Workload
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "outer_step.json"
@@ -134,3 +135,41 @@ def test_terms_come_from_the_workload_and_need_a_contributor() -> None:
     for count in (0, 65):
         with pytest.raises(AggregationError):
             step_terms(Workload(), count)
+
+
+def test_a_sum_of_words_of_both_widths_is_stepped_as_what_it_stands_for() -> None:
+    layout = layout_of({"encoder.a": (7,), "encoder.b": (5,), "predictor.c": (4,)})
+    plan = FieldPlan(layout, Workload().field, bytes([64 + 20, 0, 64 + 11]))
+    narrow, wide, last = words_of(7, 1), words_of(5, 2), words_of(4, 3)
+    signed = [(narrow.view(np.int32) >> 12), wide.view(np.int32), last.view(np.int32) >> 12]
+    raw = (
+        signed[0].astype(np.int16).tobytes()
+        + bytes(2)
+        + wide.tobytes()
+        + signed[2].astype(np.int16).tobytes()
+    )
+    stands_for = np.concatenate(
+        [signed[0].astype(np.int16) * 2.0**-20, signed[1] * 2.0**-24, signed[2] * 2.0**-11]
+    )
+    due = OuterStep(StepTerms(0.7, 0.9, "fp32", 0, 3)).planned_mean
+    found = due(plan, 0, memoryview(raw), 16)
+    assert np.array_equal(found, (stands_for / 3).astype(np.float32))
+    whole, piecewise = (np.ones(16, dtype=np.float32) for _ in range(2))
+    whole_v, piecewise_v = (np.ones(16, dtype=np.float32) for _ in range(2))
+    step = OuterStep(TERMS, 16)
+    step.apply_planned(whole, whole_v, plan, 0, memoryview(raw))
+    for first, end in ((0, 3), (3, 10), (10, 16)):
+        part = memoryview(raw)[plan.byte_of(first) :]
+        step.apply_planned(piecewise[first:end], piecewise_v[first:end], plan, first, part)
+    assert np.array_equal(whole, piecewise)
+    assert np.array_equal(whole_v, piecewise_v)
+
+
+def test_a_plan_of_wide_words_changes_no_bit() -> None:
+    size = 1000
+    words, layout = words_of(size, 5), layout_of({"encoder.a": (size,)})
+    plan = FieldPlan(layout, Workload().field)
+    both = [np.ones((2, size), dtype=np.float32) for _ in range(2)]
+    OuterStep(TERMS).apply(*both[0], words)
+    OuterStep(TERMS).apply_planned(*both[1], plan, 0, words.data.cast("B"))
+    assert np.array_equal(both[0].view(np.uint32), both[1].view(np.uint32))
