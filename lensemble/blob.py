@@ -22,7 +22,7 @@ from msgspec import Meta
 from lensemble.errors import ContractViolation, FrameError
 from lensemble.ids import Digest
 from lensemble.packing import OVERHEAD_BYTES, unpack
-from lensemble.params import MAX_PARAMETERS, PARAMETER_BYTES, ParameterDigest, ParamLayout
+from lensemble.params import MAX_PARAMETERS, PARAMETER_BYTES, ParameterDigest, Shape
 from lensemble.wire.fence import Count, Federation, Hash
 
 SCHEMA = 1
@@ -73,15 +73,10 @@ class Expected(msgspec.Struct, frozen=True):
     federation: str
     round: int
     attempt: int
-    layout: ParamLayout
+    layout: Shape
+    """Of the parameters; of a sum or an update, the plan of its words."""
     digest: Digest
     max_chunk_bytes: int = MAX_CHUNK_BYTES
-    nbytes: int | None = None
-    """Of what is unpacked; where it is None, those of the layout's parameters."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.layout.nbytes if self.nbytes is None else self.nbytes
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -107,9 +102,9 @@ VerifySignature: TypeAlias = Callable[[Digest, bytes], bool]
 
 
 class SumDigest:
-    """SHA-256 over tag, layout digest and the words of a revealed sum, fed piece by piece."""
+    """SHA-256 over tag, digest of the plan and the words of a revealed sum, fed piece by piece."""
 
-    def __init__(self, layout: ParamLayout) -> None:
+    def __init__(self, layout: Shape) -> None:
         self._hash = hashlib.sha256(_SUM_TAG + bytes.fromhex(layout.digest))
 
     def update(self, piece: bytes | memoryview) -> None:
@@ -120,9 +115,9 @@ class SumDigest:
 
 
 class UpdateDigest:
-    """SHA-256 over tag, layout digest and the uint32 little-endian words, fed piece by piece."""
+    """SHA-256 over tag, digest of the plan and the words of an update, fed piece by piece."""
 
-    def __init__(self, layout: ParamLayout) -> None:
+    def __init__(self, layout: Shape) -> None:
         self._hash = hashlib.sha256(_UPDATE_TAG + bytes.fromhex(layout.digest))
         self._left = layout.nbytes
 
@@ -141,7 +136,7 @@ class UpdateDigest:
         return Digest(self._hash.hexdigest())
 
 
-def update_digest(layout: ParamLayout, pieces: Iterable[memoryview]) -> Digest:
+def update_digest(layout: Shape, pieces: Iterable[memoryview]) -> Digest:
     """The digest of an update whose bytes are ``pieces`` in order."""
     running = UpdateDigest(layout)
     for piece in pieces:
@@ -236,9 +231,9 @@ class BlobReader:
         for piece in prefix:
             self._running.update(piece)
             self._position += len(piece)
-        if self._position > expected.total_bytes:
+        if self._position > expected.layout.nbytes:
             raise ContractViolation(
-                f"{self._position} bytes held of a {expected.kind} of {expected.total_bytes}"
+                f"{self._position} bytes held of a {expected.kind} of {expected.layout.nbytes}"
             )
         self._header: BlobHeader | None = None
         self._unpacked = memoryview(bytearray())
@@ -274,7 +269,7 @@ class BlobReader:
             FrameError: the blob is not complete.
         """
         if not self.complete:
-            total = self._expected.total_bytes
+            total = self._expected.layout.nbytes
             raise FrameError(f"a blob ended at byte {self._position} of {total}, without trailer")
 
     def _digest(self) -> ParameterDigest | SumDigest | UpdateDigest:
@@ -320,7 +315,7 @@ class BlobReader:
             ("federation", header.federation, want.federation),
             ("round", header.round, want.round),
             ("attempt", header.attempt, want.attempt),
-            ("total_bytes", header.total_bytes, want.total_bytes),
+            ("total_bytes", header.total_bytes, want.layout.nbytes),
             ("layout_digest", header.layout_digest, want.layout.digest),
             ("digest_hint", header.digest_hint, want.digest),
         )

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -27,6 +28,16 @@ _DIGEST_TAG = b"lensemble/parameters/v1\x00"
 _PIECE_BYTES = 1 << 20
 
 FlatParameters = NDArray[np.float32]
+
+
+class Shape(Protocol):
+    """What a digest covers besides bytes, and of how many it is: a layout, or a plan of words."""
+
+    @property
+    def digest(self) -> Digest: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class TensorRef(msgspec.Struct, frozen=True):
@@ -94,7 +105,7 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> ParamLayout:
 class ParameterDigest:
     """SHA-256 over tag, layout digest and the flat little-endian bytes, fed piece by piece."""
 
-    def __init__(self, layout: ParamLayout) -> None:
+    def __init__(self, layout: Shape) -> None:
         self._hash = hashlib.sha256(_DIGEST_TAG + bytes.fromhex(layout.digest))
         self._left = layout.nbytes
 

@@ -27,6 +27,8 @@ from lensemble.errors import ContractViolation, FrameError, PeerError
 from lensemble.ids import Digest, FederationId
 from lensemble.packing import pack
 from lensemble.params import layout_of, parameter_digest
+from lensemble.secagg.plan import FieldPlan
+from lensemble.workload import Workload
 
 LAYOUT = layout_of({"encoder.weight": (5, 7), "predictor.weight": (3,)})
 FLAT = np.linspace(-1, 1, LAYOUT.size).astype(np.float32)
@@ -262,24 +264,25 @@ def test_any_chunks_are_read_or_refused_as_a_peers_fault(sequence: list[bytes]) 
 
 # ---- revealed sums ----
 
-SUM = np.arange(-50, 50, dtype=np.int16).tobytes()
+PLAN = FieldPlan(LAYOUT, Workload().field, bytes([64 + 10, 0]))
+SUM = np.arange(PLAN.nbytes // 2, dtype=np.int16).tobytes()
 
 
 def sum_digest(raw: bytes = SUM) -> Digest:
-    running = SumDigest(LAYOUT)
+    running = SumDigest(PLAN)
     running.update(raw)
     return running.hexdigest()
 
 
 def sum_reader(held: int = 0, max_chunk_bytes: int = 64) -> BlobReader:
-    due = Expected("sum", FEDERATION, 3, 1, LAYOUT, sum_digest(), max_chunk_bytes, len(SUM))
+    due = Expected("sum", FEDERATION, 3, 1, PLAN, sum_digest(), max_chunk_bytes)
     return BlobReader(due, prefix=[memoryview(SUM[:held])] if held else ())
 
 
 def sum_chunks(**changes: object) -> list[bytes]:
     size = packed_chunk_bytes(64)
-    terms = {"total_bytes": len(SUM), "chunk_bytes": size, "digest_hint": sum_digest(), **changes}
-    head = header("sum", **terms)
+    terms = {"total_bytes": len(SUM), "chunk_bytes": size, "digest_hint": sum_digest()}
+    head = header("sum", **{**terms, "layout_digest": PLAN.digest, **changes})
     first, *data, last = chunks(head, SUM)
     return [first, *(pack(memoryview(each)) for each in data), last]
 
@@ -299,8 +302,8 @@ def test_a_sum_arrives_unpacked(held: int) -> None:
 
 
 def test_a_sum_of_another_size_or_digest_is_refused() -> None:
-    with pytest.raises(ContractViolation, match="total_bytes is 140; expected 200"):
-        read(sum_reader(), sum_chunks(total_bytes=LAYOUT.nbytes - 12))
+    with pytest.raises(ContractViolation, match=r"total_bytes is 140; expected \d+"):
+        read(sum_reader(), sum_chunks(total_bytes=140))
     damaged = sum_chunks()
     damaged[1] = pack(memoryview(bytes(60)))
     with pytest.raises(ContractViolation, match="a blob with the digest"):
