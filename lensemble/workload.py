@@ -58,6 +58,7 @@ MAX_CANONICAL_BYTES = 1 << 16
 """Of the canonical JSON, which travels in one message to each node."""
 
 UNSAID_AT_DEFAULT = (
+    "field.bits",
     "gauge",
     "normalize",
     "objective.anchor",
@@ -162,8 +163,13 @@ class Outer(Terms):
 
 
 class FieldTerms(Terms):
-    """The integer field of updates: ``rint(x * 2**k) mod 2**32``, at most ``n_max`` summands."""
+    """The integer field of updates: ``rint(x * 2**k) mod 2**32``, at most ``n_max`` summands.
 
+    With ``bits = "auto"`` tensors whose last sum says how large their updates are have words of 16
+    bits, see ``secagg.plan``.
+    """
+
+    bits: Literal["auto", 32] = "auto"
     k: int = Field(default=24, ge=8, le=30)
     n_max: int = Field(default=64, ge=1, le=4096)
 

@@ -573,6 +573,7 @@ def _train(state: Fetching | Waiting) -> Step[State, Action]:
         sketch_seed=opened.sketch_seed,
         global_step=opened.global_step,
         spent_before=opened.spent_before,
+        plan=opened.field.plan,
     )
     told = Tell(opened, "training", 0, opened.inner_steps)
     return Training(opened, state.edge, state.root, state.masked), (Order(command), told)

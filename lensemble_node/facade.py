@@ -129,7 +129,7 @@ class Participant:
         )
         return PseudoGradient(
             field=released.vector,
-            digest=blob.update_digest(desk.layout, [released.vector.data.cast("B")]),
+            digest=blob.update_digest(released.plan, [released.vector.data.cast("B")]),
             l2_norm=released.l2_norm,
             dataset_root=desk.trainer.facts.root,
             round_index=global_state.round_index,

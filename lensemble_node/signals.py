@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from lensemble.errors import WorkerFault
+from lensemble.params import MAX_TENSORS
 from lensemble.secagg.graph import MAX_HOLDERS
 
 EXIT_NO_MEMORY = 71
@@ -97,7 +98,8 @@ class Bind(SignalLine, frozen=True, kw_only=True, tag=True):
 class Train(SignalLine, frozen=True, kw_only=True, tag=True):
     """Run the inner steps from ``prior_digest``; answered by ``Trained`` or ``Failed``.
 
-    A release of this round from an attempt below ``spent_before`` is not sent again.
+    A release of this round from an attempt below ``spent_before`` is not sent again.  ``plan`` is
+    that of the field, see ``RoundOpen``.
     """
 
     round: _Count
@@ -106,6 +108,7 @@ class Train(SignalLine, frozen=True, kw_only=True, tag=True):
     sketch_seed: _Seed
     global_step: _Count
     spent_before: _Count = 0
+    plan: Annotated[bytes, Meta(max_length=MAX_TENSORS)] = b""
 
 
 class MaskTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

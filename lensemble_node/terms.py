@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from lensemble.errors import ContractViolation, GaugeError, LensembleError, ProbeError
 from lensemble.ids import Digest, FederationId
 from lensemble.params import PARAMETER_BYTES
+from lensemble.secagg.scale import why_wide
 from lensemble.seeds import sketch
 from lensemble.wire.messages import RoundOpen, Welcome
 from lensemble.workload import CustomTask, Workload, layout
@@ -29,6 +30,9 @@ class Terms(msgspec.Struct, frozen=True):
 
     cohort: int = 0
     """Fewest updates whose sum may be revealed, where noise is sized for that; 0: any."""
+
+    wide: str = ""
+    """Why no tensor may have words of 16 bits; empty if some may."""
 
     trains: bool = True
     """Whether there will be rounds, for which a worker and data are needed."""
@@ -93,6 +97,7 @@ def agree(welcome: Welcome, pinned: str = "", *, plain: bool, entry: str = "") -
         Digest(workload.objective.probe_hash) if workload.objective.probe_hash else None,
         welcome.aggregation == "masked",
         workload.privacy.cohort if spread else 0,
+        why_wide(workload),
         welcome.trains,
     )
 
@@ -127,6 +132,10 @@ def objection(terms: Terms, asked: RoundOpen) -> LensembleError | None:
             f"round {asked.round} names the probe {asked.probe_hash}; the workload pins "
             f"{terms.probe_hash}",
             "Have the operator of the coordinator check its build against this one.",
+        )
+    if asked.field.plan and terms.wide:
+        return ContractViolation(
+            f"round {asked.round} asks for words of 16 bits, and in this workload {terms.wide}"
         )
     for name, got, due in (
         ("config_hash", asked.config_hash, terms.config_hash),

@@ -77,6 +77,8 @@ def encode(
     values: NDArray[np.float32],
     terms: FieldTerms,
     out: FieldVector | None = None,
+    *,
+    at: int = 0,
 ) -> FieldVector:
     """``values`` (float32, shape ``(n,)``) as field elements (uint32, shape ``(n,)``).
 
@@ -86,6 +88,7 @@ def encode(
         values: the coordinates.
         terms: the field.
         out: where to write, of the same length; allocated when absent.
+        at: number of the first coordinate, for the error.
 
     Raises:
         FieldBoundExceeded: names index and value of the first coordinate over the bound.
@@ -106,17 +109,19 @@ def encode(
             steps = np.rint(piece * scale)
             peak = max(float(steps.max()), -float(steps.min()))
         if not peak <= most:
-            raise _over_bound(values, start, terms)
+            raise over_bound(values[start : start + _PIECE], at + start, terms)
         result[start : start + _PIECE] = steps.astype(np.int32).view(np.uint32)
     return result
 
 
-def _over_bound(values: NDArray[np.float32], start: int, terms: FieldTerms) -> FieldBoundExceeded:
+def over_bound(values: NDArray[np.float32], first: int, terms: FieldTerms) -> FieldBoundExceeded:
+    """The error for the first of ``values`` (float32, from coordinate ``first`` on) over it."""
     # In float64, where every float32 times 2**k is exact and the limit is not rounded up.
-    steps = np.rint(values[start : start + _PIECE].astype(np.float64) * float(1 << terms.k))
-    index = start + int(np.argmax(~(np.abs(steps) <= limit(terms))))
+    steps = np.rint(values.astype(np.float64) * float(1 << terms.k))
+    index = int(np.argmax(~(np.abs(steps) <= limit(terms))))
+    value = float(values[index])
     return FieldBoundExceeded(
-        f"coordinate {index} of the update is {float(values[index])!r}; the field of k={terms.k} "
+        f"coordinate {first + index} of the update is {value!r}; the field of k={terms.k} "
         f"and n_max={terms.n_max} holds at most {bound(terms)!r}"
     )
 

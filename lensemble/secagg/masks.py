@@ -1,8 +1,9 @@
 """Masks as streams of words, added to an update or taken from a sum as it passes.
 
-A mask is the keystream of AES-128 in counter mode, read as little-endian uint32: word ``i`` depends
-on key and ``i`` alone, so that a mask can be had from any offset.  Arithmetic is modulo 2**32.  The
-calls release the GIL for nearly all of their time.
+A mask is the keystream of AES-128 in counter mode, read as little-endian words of the width that
+the update has in that place: byte ``i`` depends on key and ``i`` alone, so that a mask can be had
+from any offset.  Arithmetic is modulo 2**32, or 2**16 where a plan says so.  The calls release the
+GIL for nearly all of their time.
 """
 
 from collections.abc import Iterable
@@ -16,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from lensemble.errors import ContractViolation
 from lensemble.secagg.field import FieldVector
+from lensemble.secagg.plan import WORD_BYTES, FieldPlan
 
-WORD_BYTES = 4
 _BLOCK_BYTES = 16
 _PIECE_WORDS = 1 << 16
 """Small enough that words and keystream stay in a core's cache."""
@@ -61,14 +62,21 @@ class MaskStream:
 
     It holds 256 KiB of its own, however long the update is.  Use it from one thread at a time; two
     streams of the same terms are independent and equal.
+
+    Args:
+        terms: the masks.
+        plan: where words are of 16 bits; without one, nowhere.
     """
 
-    def __init__(self, terms: Iterable[Term]) -> None:
+    def __init__(self, terms: Iterable[Term], plan: FieldPlan | None = None) -> None:
         self._terms = [(_Keystream(term.key), term.negative) for term in terms]
+        self._plan = None if plan is None or plan.all_wide else plan
         self._scratch = np.empty(_PIECE_WORDS, dtype=np.uint32)
 
     def add(self, offset: int, words: FieldVector) -> None:
-        """Add the masks of the words from ``offset`` on to ``words`` (uint32, flat), in place.
+        """Add the masks of what lies from ``offset`` on to ``words`` (uint32, flat), in place.
+
+        Both count in four bytes, whatever the width of the words there.
 
         Raises:
             ContractViolation: a negative offset, or not flat contiguous uint32.
@@ -95,8 +103,10 @@ class MaskStream:
             mask = self._scratch[: len(piece)]
             raw = mask.data.cast("B")
             for stream, negative in self._terms:
-                stream.read(WORD_BYTES * (offset + start), raw)
-                if negative == taken:
-                    np.add(piece, mask, out=piece)
+                position = WORD_BYTES * (offset + start)
+                stream.read(position, raw)
+                ufunc = np.add if negative == taken else np.subtract
+                if self._plan is None:
+                    ufunc(piece, mask, out=piece)
                 else:
-                    np.subtract(piece, mask, out=piece)
+                    self._plan.combine(ufunc, position, piece, mask)

@@ -237,13 +237,14 @@ class FieldPlan:
         Pieces are uint32 arrays of the blob's bytes, whatever the widths of the words in them, and
         ``start`` is a multiple of four.
         """
-        self._combine(np.add, start, into, other)
+        self.combine(np.add, start, into, other)
 
     def subtract(self, start: int, into: FieldVector, other: FieldVector) -> None:
         """Take ``other`` from ``into``, as ``add`` does."""
-        self._combine(np.subtract, start, into, other)
+        self.combine(np.subtract, start, into, other)
 
-    def _combine(self, ufunc: np.ufunc, start: int, into: FieldVector, other: FieldVector) -> None:
+    def combine(self, ufunc: np.ufunc, start: int, into: FieldVector, other: FieldVector) -> None:
+        """Do ``ufunc`` to every word of ``into`` with that of ``other``; see ``add``."""
         if self.all_wide:
             ufunc(into, other, out=into)
             return

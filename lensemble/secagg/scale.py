@@ -12,6 +12,8 @@ Its ``k`` is then the largest for which ``limit`` words reach ``REACH`` root mea
 mean update.  With powers of two and whole numbers only, everyone who holds the sum gets the same.
 """
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,33 @@ REACH = 32
 SATURATED_PART = 100
 _PIECE = 1 << 18
 _LOW = 16
+
+
+class Bits(Protocol):
+    """Of a workload's field."""
+
+    @property
+    def bits(self) -> str | int: ...
+
+    @property
+    def n_max(self) -> int: ...
+
+
+class Noise(Protocol):
+    """Of a workload's privacy."""
+
+    @property
+    def of_participants(self) -> bool: ...
+
+
+class Scaled(Protocol):
+    """What a workload says about the width of words."""
+
+    @property
+    def field(self) -> Bits: ...
+
+    @property
+    def privacy(self) -> Noise: ...
 
 
 class Moments:
@@ -73,17 +102,17 @@ def square_sum(words: NDArray[np.signedinteger]) -> int:
     return (int(upper) << (2 * _LOW)) + (int(across) << (_LOW + 1)) + int(lower)
 
 
-def why_wide(bits: int | str, n_max: int, *, noisy: bool) -> str:
-    """Why every round of a workload has 32-bit words; empty if words may be narrow.
-
-    ``bits`` is its ``field.bits``, ``noisy`` whether updates carry the noise of their participants.
-    """
-    if bits == 32:
+def why_wide(workload: Scaled) -> str:
+    """Why all words of ``workload`` have 32 bits in every round; empty if they may have 16."""
+    if workload.field.bits == 32:
         return "field.bits is 32"
-    if noisy:
-        return "updates carry noise, and what rounding left of it may not be carried on"
-    if n_max > MAX_NARROW_UPDATES:
-        return f"field.n_max is {n_max}; 16 bits have steps fine enough for {MAX_NARROW_UPDATES}"
+    if workload.privacy.of_participants:
+        return "updates carry noise, and what rounding leaves of that is not carried on"
+    if workload.field.n_max > MAX_NARROW_UPDATES:
+        return (
+            f"field.n_max is {workload.field.n_max}; steps of 16 bits are fine enough for up to "
+            f"{MAX_NARROW_UPDATES}"
+        )
     return ""
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from lensemble.edge.spec import EdgeSpec
 from lensemble.ids import Digest
+from lensemble.params import MAX_TENSORS
 from lensemble.wire.fence import (
     MAX_PARTICIPANTS,
     Count,
@@ -126,10 +127,14 @@ class EdgeLost(Fenced, frozen=True, kw_only=True, tag=True):
 
 
 class FieldParams(Message, frozen=True, kw_only=True):
-    """Integer field of the updates: 32 bits, ``rint(x * 2**k)``, at most ``n_max`` summands."""
+    """Integer field of the updates: 32 bits, ``rint(x * 2**k)``, at most ``n_max`` summands.
+
+    ``plan`` says which tensors have 16 bits in this round, see ``secagg.plan``; empty: none.
+    """
 
     k: Annotated[int, Meta(ge=8, le=30)]
     n_max: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
+    plan: Annotated[bytes, Meta(max_length=MAX_TENSORS)] = b""
 
 
 class MaskKeys(Message, frozen=True, kw_only=True):

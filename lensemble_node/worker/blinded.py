@@ -6,23 +6,26 @@ from typing import Final
 import numpy as np
 
 from lensemble.secagg.field import FieldVector
-from lensemble.secagg.masks import WORD_BYTES, MaskStream, Term
+from lensemble.secagg.masks import MaskStream, Term
+from lensemble.secagg.plan import WORD_BYTES, FieldPlan
 
 _PIECE_WORDS: Final = 1 << 16
 """Words and masks of one piece stay in a core's cache."""
 
 
 class Blinded:
-    """``words`` (uint32, flat) with the masks of ``terms`` added.
+    """``words`` (a blob of ``plan`` as uint32, flat) with the masks of ``terms`` added.
 
     A piece gets its masks in memory of this process only: bare words are never written where a
     caller, or who shares its memory, could read them.
     """
 
-    def __init__(self, words: FieldVector, terms: Iterable[Term]) -> None:
+    def __init__(
+        self, words: FieldVector, terms: Iterable[Term], plan: FieldPlan | None = None
+    ) -> None:
         self.nbytes = words.nbytes
         self._words = words
-        self._masks = MaskStream(terms)
+        self._masks = MaskStream(terms, plan)
         self._scratch = np.empty(min(_PIECE_WORDS, len(words)), dtype=np.uint32)
 
     def read_into(self, start: int, into: memoryview) -> None:

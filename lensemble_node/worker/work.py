@@ -25,7 +25,8 @@ from lensemble.errors import (
 from lensemble.ids import Digest, FederationId
 from lensemble.params import ParamLayout
 from lensemble.secagg.field import bound
-from lensemble.secagg.masks import WORD_BYTES, Term
+from lensemble.secagg.masks import Term
+from lensemble.secagg.plan import WORD_BYTES
 from lensemble.version import BUILD
 from lensemble.workload import NoopTask, Workload, layout
 from lensemble_node import signals
@@ -406,33 +407,35 @@ class Worker:
             progress=progress,
             should_stop=should_stop,
             prior_digest=Digest(job.prior_digest),
+            plan=job.plan,
         )
         digest = None
         if not desk.masked:
-            digest = blob.update_digest(desk.layout, _pieces(_raw(released)))
+            digest = blob.update_digest(released.plan, _pieces(_raw(released)))
         self._release = _Ready(job.round, released, digest)
         self._port.say(
             signals.Trained(
                 round=job.round,
                 attempt=job.attempt,
                 digest=digest,
-                nbytes=desk.layout.nbytes,
+                nbytes=released.plan.nbytes,
                 reused=released.reused,
                 l2_norm=released.l2_norm,
                 loss_first=released.loss_first,
                 loss_last=released.loss_last,
                 budget=_budget(desk.trainer),
                 clip_factor=released.clip_factor,
-                field_use=released.max_abs / desk.largest,
+                field_use=released.max_abs / desk.largest if released.plan.all_wide else None,
                 drift=_drift(released),
             )
         )
 
     def _mask(self, job: signals.Mask) -> None:
-        desk, ready = self._known_desk(), self._at_hand(job.round)
+        ready = self._at_hand(job.round)
         terms = (Term(bytes.fromhex(term.key), term.negative) for term in job.terms)
-        blinded = Blinded(ready.released.vector, terms)
-        running = blob.UpdateDigest(desk.layout)
+        plan = ready.released.plan
+        blinded = Blinded(ready.released.vector, terms, plan)
+        running = blob.UpdateDigest(plan)
         for piece in blinded.pieces():
             running.update(piece)
             self._look()
@@ -455,7 +458,7 @@ class Worker:
             attempt=job.attempt,
             total_bytes=total,
             chunk_bytes=ring.capacity_bytes - ring.capacity_bytes % WORD_BYTES,
-            layout_digest=desk.layout.digest,
+            layout_digest=self._at_hand(job.round).released.plan.digest,
             digest_hint=outgoing.digest,
         )
         slot = self._empty_slot(ring)

@@ -2,9 +2,12 @@ import numpy as np
 import pytest
 
 from lensemble.errors import ContractViolation, ResidencyViolation
-from lensemble.secagg.field import FieldBoundExceeded, decode
+from lensemble.secagg.field import FieldBoundExceeded, decode, encode
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import FieldTerms, Workload, initial_parameters, layout
+from lensemble_node.worker.training.noise import SecretNoise
 from lensemble_node.worker.training.release import Pipeline, gather, release
+from lensemble_node.worker.training.words import Encoder
 
 WORKLOAD = Workload()
 LAYOUT = layout(WORKLOAD)
@@ -22,9 +25,10 @@ def moved(seed: int = 0, scale: float = 0.01) -> np.ndarray:
 
 def test_what_leaves_is_the_difference() -> None:
     local = moved()
-    sent = release(named(local), PRIOR, LAYOUT, WORKLOAD.field)
+    sent = release(named(local), PRIOR, LAYOUT)
     difference = local - PRIOR
-    assert np.abs(decode(sent.vector, WORKLOAD.field) - difference).max() <= 2.0**-25
+    found = decode(encode(sent.values, WORKLOAD.field), WORKLOAD.field)
+    assert np.abs(found - difference).max() <= 2.0**-25
     assert sent.extent.l2_norm == pytest.approx(float(np.linalg.norm(difference.astype("f8"))))
     assert sent.extent.max_abs == float(np.abs(difference).max())
     assert np.array_equal(local, moved())
@@ -34,7 +38,7 @@ def test_what_leaves_is_the_difference() -> None:
 def test_a_local_tensor_never_leaves(name: str) -> None:
     tensors = named(moved()) | {name: np.zeros(3, dtype=np.float32)}
     with pytest.raises(ResidencyViolation, match=name):
-        release(tensors, PRIOR, LAYOUT, WORKLOAD.field)
+        release(tensors, PRIOR, LAYOUT)
 
 
 def test_missing_and_misshapen_tensors_are_refused() -> None:
@@ -50,8 +54,10 @@ def test_missing_and_misshapen_tensors_are_refused() -> None:
 def test_a_difference_over_the_bound_is_not_released() -> None:
     local = moved()
     local[1234] += 3.0
+    values = release(named(local), PRIOR, LAYOUT).values
+    encoder = Encoder(FieldPlan(LAYOUT, WORKLOAD.field), WORKLOAD.field, SecretNoise())
     with pytest.raises(FieldBoundExceeded, match="coordinate 1234"):
-        release(named(local), PRIOR, LAYOUT, WORKLOAD.field)
+        list(encoder.words([values[:700], values[700:]]))
 
 
 def test_stages_run_in_the_fixed_order_on_what_they_are_for() -> None:
@@ -66,9 +72,9 @@ def test_stages_run_in_the_fixed_order_on_what_they_are_for() -> None:
 
     local = moved()
     pipeline = Pipeline((stage("align", 1.0),), (stage("clip", 0.5), stage("noise", 1.0)))
-    sent = release(named(local), PRIOR, LAYOUT, FieldTerms(), pipeline)
+    sent = release(named(local), PRIOR, LAYOUT, pipeline)
     first = float(local[0] - PRIOR[0])
     assert [label for label, _ in seen] == ["align", "clip", "noise"]
     assert [value for _, value in seen] == pytest.approx([float(local[0]), first, first / 2])
-    half = decode(sent.vector, FieldTerms())
+    half = decode(encode(sent.values, FieldTerms()), FieldTerms())
     assert np.abs(half - (local - PRIOR) / 2).max() <= 2.0**-25

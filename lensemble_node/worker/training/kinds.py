@@ -21,16 +21,18 @@ from lensemble.errors import (
 from lensemble.ids import Digest
 from lensemble.merkle import DatasetFacts
 from lensemble.params import FlatParameters
-from lensemble.secagg.field import FieldVector, encode
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import CustomTask, NoopTask, Workload, WorldModelTask
 from lensemble_node.worker.seat import Run, Seat
 from lensemble_node.worker.training.gauge import Alignment, Drift, Sight
 from lensemble_node.worker.training.local_store import Cursor, LocalStore
+from lensemble_node.worker.training.noise import SecretNoise
 from lensemble_node.worker.training.protect import Protection
 from lensemble_node.worker.training.release import Extent, release
 from lensemble_node.worker.training.segments import Losses, Segment
 from lensemble_node.worker.training.source import DataSource, TaskCode
 from lensemble_node.worker.training.stops import pause
+from lensemble_node.worker.training.words import Encoder
 
 NOOP_REACH = 1e-3
 """Updates of the no-op task are uniform within +-this."""
@@ -41,7 +43,8 @@ class RoundOrder(TypedDict):
     """What the coordinator says of the round, and how to report.
 
     ``progress`` is told steps done and loss of each; ``should_stop`` is asked before every step.
-    ``prior_digest``, when given, must be the digest of the prior.
+    ``prior_digest``, when given, must be the digest of the prior; ``plan`` is that of the field,
+    as ``FieldPlan`` takes it, all wide when not given.
     """
 
     round_index: int
@@ -51,6 +54,7 @@ class RoundOrder(TypedDict):
     progress: Callable[[int, float], None]
     should_stop: Callable[[], bool]
     prior_digest: NotRequired[Digest]
+    plan: NotRequired[bytes]
 
 
 class Meeting(Protocol):
@@ -122,6 +126,26 @@ class Making:
     store: LocalStore
     protection: Protection
     stream: str
+    plan: FieldPlan
+    chance: SecretNoise
+
+    def put_down(self, round_index: int, difference: Iterable[FlatParameters]) -> Digest:
+        """Write ``difference`` as words, and beside the candidate what rounding leaves of it.
+
+        Raises:
+            FieldBoundExceeded: a coordinate that the field does not hold.
+            CheckpointIntegrityError: what was left of the last one is damaged.
+            StorageError: the file system refuses.
+        """
+        workload = self.protection.workload
+        mine = self.store.adopted_by == workload.digest
+        due = self.store.residual(self.plan.layout) if mine else None
+        if self.plan.all_wide and not self.store.keeps_residual:
+            encoder = Encoder(self.plan, workload.room, self.chance, due)
+            return self.store.write_vector(round_index, encoder.words(difference))
+        with self.store.residual_of(round_index) as left:
+            encoder = Encoder(self.plan, workload.room, self.chance, due, left)
+            return self.store.write_vector(round_index, encoder.words(difference))
 
 
 class _Noop:
@@ -159,16 +183,16 @@ class _Noop:
         cursor = Cursor(0, order["round_index"], self._workload.digest)
         making.store.write_pending({}, {}, cursor)
 
-        def pieces() -> Iterator[FieldVector]:
+        def measured() -> Iterator[FlatParameters]:
             for piece in drawn:
                 extent.include(piece)
-                yield encode(piece, self._workload.field)
+                yield piece
 
-        words: Iterable[FieldVector] = pieces()
+        pieces = measured()
         if pipeline.on_difference:
-            encoded = pipeline.released(np.concatenate(list(drawn)), self._workload.room)
-            words, extent = [encoded.vector], encoded.extent
-        vector = making.store.write_vector(order["round_index"], words)
+            whole = pipeline.released(np.concatenate(list(drawn)))
+            pieces, extent = whole.pieces(), whole.extent
+        vector = making.put_down(order["round_index"], pieces)
         return Result(vector, extent, (0.0, 0.0), making.protection.clip_factor)
 
 
@@ -271,13 +295,13 @@ class _World:
             aligned = Alignment(self._workload.gauge, before, after, self._history)
             drift = aligned.drift
             pipeline = replace(pipeline, on_weights=(aligned.stage(layout),))
-        encoded = release(learner.model.named(), prior, layout, self._workload.room, pipeline)
+        difference = release(learner.model.named(), prior, layout, pipeline)
         kept = learner.local_state()
         cursor = Cursor(kept.cursor, order["round_index"], self._workload.digest)
         making.store.write_pending(*heads.with_others(kept, head, optimizer, embodiment), cursor)
-        vector = making.store.write_vector(order["round_index"], [encoded.vector])
+        vector = making.put_down(order["round_index"], difference.pieces())
         found = (losses.first, losses.last)
-        return Result(vector, encoded.extent, found, protection.clip_factor, drift)
+        return Result(vector, difference.extent, found, protection.clip_factor, drift)
 
     def _sight(self, views: Mapping[str, FlatParameters]) -> Sight | None:
         """The learner's model, whose weights are ``views``, on the probe; None without a probe."""
@@ -337,12 +361,13 @@ class _Custom:
         run = descent.run if self._team is None else self._team.lead
         losses = run(segment, order["progress"], order["should_stop"])
         pipeline, named = protection.pipeline(), descent.shared.named()
-        encoded = release(named, prior, descent.layout, self._workload.room, pipeline)
+        difference = release(named, prior, descent.layout, pipeline)
         kept = descent.local_state()
         cursor = Cursor(kept.cursor, order["round_index"], self._workload.digest)
         making.store.write_pending(kept.head, kept.optimizer, cursor)
-        vector = making.store.write_vector(order["round_index"], [encoded.vector])
-        return Result(vector, encoded.extent, (losses.first, losses.last), protection.clip_factor)
+        vector = making.put_down(order["round_index"], difference.pieces())
+        found = (losses.first, losses.last)
+        return Result(vector, difference.extent, found, protection.clip_factor)
 
 
 Work: TypeAlias = _Noop | _World | _Custom

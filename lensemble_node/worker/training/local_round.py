@@ -27,6 +27,7 @@ from lensemble.ids import Digest
 from lensemble.merkle import DatasetFacts
 from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import Workload, layout
 from lensemble_node.worker.seat import Seat
 from lensemble_node.worker.training.charges import Account, Charges, Standing
@@ -40,7 +41,7 @@ from lensemble_node.worker.training.source import DataSource, TaskCode
 
 @dataclass(frozen=True)
 class Release:
-    """``vector``: field elements (uint32, shape ``(size,)``), mapped from the state directory.
+    """``vector``: the blob of words of ``plan``, as uint32, mapped from the state directory.
 
     Norm and peak are those of the difference it encodes.  ``reused``: trained by an earlier call.
     ``clip_factor``: by which the difference was scaled to the workload's norm; None unclipped.
@@ -48,6 +49,7 @@ class Release:
     """
 
     vector: FieldVector
+    plan: FieldPlan
     l2_norm: float
     max_abs: float
     loss_first: float
@@ -174,7 +176,7 @@ class Trainer:
         """Train from ``prior`` (float32, shape ``(layout.size,)``) and put down what to release.
 
         Raises:
-            ContractViolation: ``prior`` does not have the layout's shape.
+            ContractViolation: ``prior`` does not have the layout's shape, or the plan is not one.
             GaugeError: a prior of round 0 or a sketch other than the federation's.
             FrameDriftExceeded: what was trained is too far from the round's frame.
             ProbeError: the workload has an anchor or aligns, and no probe is pinned.
@@ -187,10 +189,12 @@ class Trainer:
         digest = self._check(prior, order)
         at = order["round_index"]
         known, spent = self._store.trained(at), self._store.spent(at)
+        plan = FieldPlan(self._layout, self._workload.room, order.get("plan", b""))
         basis = (digest, self._workload.digest, self.facts.root)
         if (
             known is not None
             and (known.prior, known.config_hash, known.dataset_root) == basis
+            and known.plan == plan.code
             and (spent is None or spent.vector != known.vector)
         ):
             return self._answer(known, reused=True)
@@ -199,7 +203,9 @@ class Trainer:
         self._store.clear(at)
         # The same batches would give the same vector again, and two sums over it their difference.
         stream = "" if spent is None else f":{at}:{order['attempt']}"
-        result = self._work.train(prior, order, Making(self._store, self._protection(), stream))
+        chance = SecretNoise(self._entropy)
+        making = Making(self._store, self._protection(), stream, plan, chance)
+        result = self._work.train(prior, order, making)
         sidecar = Sidecar(
             order["round_index"],
             order["attempt"],
@@ -212,6 +218,7 @@ class Trainer:
             loss_last=result.losses[1],
             clip_factor=result.clip_factor,
             drift=result.drift,
+            plan=plan.code,
         )
         self._store.write_sidecar(sidecar)
         return self._answer(sidecar, reused=False)
@@ -241,6 +248,7 @@ class Trainer:
             )
         return Release(
             self._store.vector(sidecar.round_index),
+            FieldPlan(self._layout, self._workload.room, sidecar.plan),
             sidecar.l2_norm,
             sidecar.max_abs,
             sidecar.loss_first,

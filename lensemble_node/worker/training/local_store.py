@@ -1,17 +1,18 @@
 """What a node's training keeps on disk: its own state, the candidate in flight, the release.
 
-``local/`` holds head, optimiser and cursor of the last round that counted.  Training leaves a
-candidate in ``local/pending-<t>/`` and the released vector in ``release/round-<t>.u32`` with a JSON
-sidecar, written last: with it, the round is trained.  Adopting renames the candidate to
-``local/adopt-<t>/``, the one step that decides, and then moves its files; a crash between the
-two is finished at the next start.
+``local/`` holds head, optimiser and cursor of the last round that counted, and what rounding left
+of its vector.  Training leaves a candidate in ``local/pending-<t>/`` and the released vector in
+``release/round-<t>.u32`` with a JSON sidecar, written last: with it, the round is trained.
+Adopting renames the candidate to ``local/adopt-<t>/``, the one step that decides, and then moves
+its files; a crash between the two is finished at the next start.
 """
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,12 +24,14 @@ from lensemble import files
 from lensemble.crash_points import reached
 from lensemble.errors import ArtifactError, CheckpointIntegrityError
 from lensemble.ids import Digest
+from lensemble.params import ParamLayout
 from lensemble.secagg.field import FieldVector
 from lensemble_node.worker.training.gauge import Drift
-from lensemble_node.worker.training.storage import PART, write_atomically
+from lensemble_node.worker.training.storage import PART, replacing, write_atomically
+from lensemble_node.worker.training.words import RESIDUAL, Residual, Words
 
 HEAD, OPTIMIZER, CURSOR = "head.safetensors", "optimizer.safetensors", "cursor.json"
-_FILES = (HEAD, OPTIMIZER, CURSOR)
+_FILES = (HEAD, OPTIMIZER, CURSOR, RESIDUAL)
 _HASH_BYTES = 1 << 20
 
 Arrays: TypeAlias = dict[str, NDArray[np.float32]]
@@ -58,6 +61,8 @@ class Sidecar(msgspec.Struct, frozen=True):
     loss_last: float
     clip_factor: float | None = None
     drift: Drift | None = None
+    plan: bytes = b""
+    """Of the field, as ``FieldPlan`` takes it."""
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -120,6 +125,30 @@ class LocalStore:
             reached("pending.named")
             files.flush_directory(self._local)
             reached("pending.listed")
+
+    def residual(self, layout: ParamLayout) -> Residual | None:
+        """What rounding left of the vector that counted last; None if nothing is known of that.
+
+        Raises:
+            CheckpointIntegrityError: it is damaged.
+        """
+        path = self._local / RESIDUAL
+        with files.storage(path):
+            return Residual(path, layout) if path.exists() else None
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether there is one, which that of the next vector that counts has to replace."""
+        return (self._local / RESIDUAL).exists()
+
+    @contextmanager
+    def residual_of(self, round_index: int) -> Iterator[BinaryIO]:
+        """Where to write what rounding leaves of the vector of ``round_index``, into its candidate.
+
+        To be written before the sidecar, with which both count.
+        """
+        with replacing(self._pending(round_index) / RESIDUAL) as file:
+            yield file
 
     def adopt(self, round_index: int) -> bool:
         """Make the candidate of ``round_index`` this node's state; repeating it changes nothing.
@@ -190,7 +219,7 @@ class LocalStore:
     def vector_path(self, round_index: int) -> Path:
         return self._releases / f"round-{round_index}.u32"
 
-    def write_vector(self, round_index: int, pieces: Iterable[FieldVector]) -> Digest:
+    def write_vector(self, round_index: int, pieces: Iterable[Words]) -> Digest:
         """Write the vector and answer its SHA-256; without its sidecar it does not count yet."""
         running = hashlib.sha256()
 
@@ -225,7 +254,7 @@ class LocalStore:
             return None
 
     def vector(self, round_index: int) -> FieldVector:
-        """The released vector, mapped read-only (uint32, shape ``(size,)``).
+        """The released blob of words, mapped read-only as uint32.
 
         Raises:
             ArtifactError: it is not there.

@@ -1,10 +1,11 @@
 """From trained weights to what leaves the node.
 
 The order is fixed: guard, stages on the full weights (gauge alignment belongs there), difference to
-the prior, stages on the difference (clip, noise, quantise, in this order), field encoding.
+the prior, stages on the difference (clip, noise, quantise, in this order); what comes of it is
+encoded by ``words``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +13,6 @@ import numpy as np
 
 from lensemble.errors import ContractViolation, ResidencyViolation
 from lensemble.params import FlatParameters, ParamLayout
-from lensemble.secagg.field import FieldTerms, FieldVector, encode
 
 Stage: TypeAlias = Callable[[FlatParameters], FlatParameters]
 _PIECE = 1 << 18
@@ -25,18 +25,14 @@ class Pipeline:
     on_weights: tuple[Stage, ...] = ()
     on_difference: tuple[Stage, ...] = ()
 
-    def released(self, difference: FlatParameters, terms: FieldTerms) -> "Encoded":
-        """``difference`` (float32, flat; may be written to) as it leaves.
-
-        Raises:
-            FieldBoundExceeded: a coordinate that the field does not hold.
-        """
+    def released(self, difference: FlatParameters) -> "Difference":
+        """``difference`` (float32, flat; may be written to) as it is to be encoded."""
         for stage in self.on_difference:
             difference = stage(difference)
         extent = Extent()
         for start in range(0, len(difference), _PIECE):
             extent.include(difference[start : start + _PIECE])
-        return Encoded(encode(difference, terms), extent)
+        return Difference(difference, extent)
 
 
 @dataclass
@@ -56,11 +52,16 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The vector (uint32, shape ``(size,)``) and the extent of the difference it encodes."""
+class Difference:
+    """What is to be released (float32, shape ``(size,)``), and its extent."""
 
-    vector: FieldVector
+    values: FlatParameters
     extent: Extent
+
+    def pieces(self) -> Iterator[FlatParameters]:
+        """The values in order, as views."""
+        for start in range(0, len(self.values), _PIECE):
+            yield self.values[start : start + _PIECE]
 
 
 def gather(named: Mapping[str, FlatParameters], layout: ParamLayout) -> FlatParameters:
@@ -87,14 +88,12 @@ def release(
     named: Mapping[str, FlatParameters],
     prior: FlatParameters,
     layout: ParamLayout,
-    terms: FieldTerms,
     pipeline: Pipeline | None = None,
-) -> Encoded:
+) -> Difference:
     """What a node may send of its trained tensors ``named``, given the round's ``prior``.
 
     Raises:
         ResidencyViolation, ContractViolation: as ``gather``.
-        FieldBoundExceeded: a coordinate of the difference that the field does not hold.
     """
     stages = pipeline or Pipeline()
     flat = gather(named, layout)
@@ -102,4 +101,4 @@ def release(
         flat = stage(flat)
     # Again against the prior, whatever the stages did to the weights.
     np.subtract(flat, prior, out=flat)
-    return stages.released(flat, terms)
+    return stages.released(flat)

@@ -1,8 +1,10 @@
 """Files of the worker: written whole or not at all."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from lensemble import files
 from lensemble.crash_points import reached
@@ -16,11 +18,22 @@ def write_atomically(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -
     Raises:
         StorageError: the file system refuses.
     """
+    with replacing(path) as file:
+        file.writelines((pieces,) if isinstance(pieces, bytes) else pieces)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` once all went well, or not at all.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
     part = path.with_name(path.name + PART)
     with files.storage(path):
         try:
             with open(part, "wb", opener=_private) as file:
-                file.writelines((pieces,) if isinstance(pieces, bytes) else pieces)
+                yield file
                 file.flush()
                 reached("local.written", path)
                 os.fsync(file.fileno())
