@@ -333,6 +333,25 @@ class InferenceSection(Section):
     teardown_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="Wait this long for the stages of an ended run."
     )
+    on_fault: Literal["fail", "replace"] = Field(
+        "fail",
+        description=(
+            'What the loss of a stage does to a run that does not say: "fail" ends it; "replace" '
+            "plans again without the node to blame, and its answers go on."
+        ),
+    )
+    max_replacements: int = Field(
+        3, ge=0, le=64, description="So often a lost stage of one run is replaced, then it ends."
+    )
+    restart_wait_s: float = Field(
+        120.0,
+        ge=0,
+        le=86_400,
+        description=(
+            "After a restart of the coordinator, a run that replaces waits this many seconds for "
+            "its nodes; then it takes what is there."
+        ),
+    )
     max_runs: int = Field(8, ge=1, le=1024, description="Models that are provisioned at once.")
     max_waiting: int = Field(
         64,

@@ -15,7 +15,9 @@ from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord import roster
 from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.draining import Draining
 from lensemble_coord.inference.answers import ModelAnswers
+from lensemble_coord.members import Members
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.reception import Reception
@@ -99,12 +101,7 @@ class Answers:
             yield self.observer.status()
             if not request.watch:
                 return
-            await self._pause(changed, request.interval_s)
-
-    async def _pause(self, changed: trio.Event, longest_s: float) -> None:
-        await trio.sleep(WATCH_PAUSE_S)
-        with trio.move_on_after(max(0.0, longest_s - WATCH_PAUSE_S)):
-            await changed.wait()
+            await _pause(changed, request.interval_s)
 
     # ---- runs ----
 
@@ -151,7 +148,7 @@ class Answers:
                         if each.run == run.run:
                             return
             yield self.observer.status()
-            await self._pause(changed, 1.0)
+            await _pause(changed, 1.0)
 
     async def _abort(self, request: requests.Abort) -> replies.Reply:
         if self._store.run is None:
@@ -246,12 +243,35 @@ class Answers:
         )
 
 
-def routed(answers: Answers, models: ModelAnswers) -> server.Answer:
-    """What answers every request: about models there, about everything else here."""
+async def _pause(changed: trio.Event, longest_s: float) -> None:
+    await trio.sleep(WATCH_PAUSE_S)
+    with trio.move_on_after(max(0.0, longest_s - WATCH_PAUSE_S)):
+        await changed.wait()
+
+
+async def _watch(
+    members: Members, name: str, request: requests.Members
+) -> AsyncGenerator[replies.Reply, None]:
+    while True:
+        changed = members.changed
+        yield members.listing(name)
+        if not request.watch:
+            return
+        await _pause(changed, request.interval_s)
+
+
+def routed(
+    answers: Answers, models: ModelAnswers, draining: Draining, members: Members
+) -> server.Answer:
+    """What answers every request: of models, drained nodes and members there, all else here."""
 
     def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
+        if isinstance(request, requests.Drain):
+            return draining.answer(request)
         if isinstance(request, requests.OfModels):
             return models.answer(request)
+        if isinstance(request, requests.Members):
+            return _watch(members, answers.greeting.name, request)
         return answers.answer(request)
 
     return answer

@@ -13,8 +13,10 @@ from lensemble.transport.ends import ArenaLeases
 from lensemble.workload import NoopTask, Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.ctl import Answers, routed
+from lensemble_coord.draining import Draining
+from lensemble_coord.drains import Drains
 from lensemble_coord.inference.answers import ModelAnswers
-from lensemble_coord.inference.model_run import Surroundings
+from lensemble_coord.inference.deployment import Surroundings
 from lensemble_coord.inference.orchestrator import Orchestrator
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.gate_program import PROGRAM
@@ -110,6 +112,7 @@ async def serve(
                 rounds = Rounds(config, store, journal, gate)
                 await nursery.start(rounds.run)
                 reception = Reception(config, store, driver, rounds, journal)
+                drains = await trio.to_thread.run_sync(Drains, config.state_dir)
                 around = Surroundings(
                     federation=store.federation,
                     driver=driver,
@@ -120,12 +123,15 @@ async def serve(
                     step_deadline_s=config.inference.step_deadline_s,
                     max_waiting=config.inference.max_waiting,
                 )
-                orchestrator = Orchestrator(config, around)
+                orchestrator = Orchestrator(config, around, drains)
+                draining = Draining(drains, store, rounds, orchestrator)
+                await draining.begin()
                 await nursery.start(orchestrator.run)
                 await nursery.start(reception.run)
                 answers = Answers(config, store, driver, rounds, reception)
                 models = ModelAnswers(orchestrator)
-                answer = routed(answers, models)
+                answers.observer.drain_word = draining.word
+                answer = routed(answers, models, draining)
                 counts = await nursery.start(
                     server.serve, config.socket_path, answer, answers.greeting
                 )

@@ -105,6 +105,8 @@ class ParticipantStatus(_Fact, frozen=True, kw_only=True):
     refused: dict[str, int] = {}
     last_reason: str = ""
     """Why it last dropped out, was refused or left; empty if it never did."""
+    drain: str = ""
+    """draining, drained; empty where it is in use."""
 
 
 class EdgeStatus(_Fact, frozen=True, kw_only=True):
@@ -552,6 +554,24 @@ class SessionStatus(_Fact, frozen=True, kw_only=True):
     elapsed_s: float
 
 
+class Replacement(_Fact, frozen=True, kw_only=True):
+    """A plan of a run that another one took over from; seconds count from its loss."""
+
+    run_epoch: int
+    """Of the plan that was left."""
+    reason: str
+    fault: FaultStatus | None = None
+    """None where one of its nodes was drained."""
+    dropped: str = ""
+    """The node that is left out since; empty where none was to blame."""
+    dropped_name: str = ""
+    cleared_s: float | None = None
+    """Until its stages held nothing any more."""
+    planned_s: float | None = None
+    ready_s: float | None = None
+    """Until the next plan went on with the answers; None before."""
+
+
 class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
     run: str
     run_epoch: int
@@ -560,8 +580,8 @@ class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
     architecture: str
     engine: str
     state: str
-    """planned, provisioning, opening, probing, provisioned, running, draining, faulted, tearing
-    down, torn down."""
+    """planned, provisioning, opening, probing, provisioned, running, replacing, draining, faulted,
+    tearing down, torn down, waiting for nodes."""
     takes_requests: bool
     layers: int
     ctx: int
@@ -588,6 +608,10 @@ class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
     teardown: str = ""
     """clean, faulted, timed out; empty until it is over."""
     complaints: tuple[str, ...] = ()
+    on_fault: str = "fail"
+    """What the loss of a stage does: fail, replace."""
+    replacements: tuple[Replacement, ...] = ()
+    """The plans before this one, oldest first."""
 
 
 class ModelRunList(_Fact, frozen=True, kw_only=True, tag=True):
@@ -596,12 +620,38 @@ class ModelRunList(_Fact, frozen=True, kw_only=True, tag=True):
     runs: tuple[ModelRunStatus, ...]
 
 
+class DrainStatus(_Fact, frozen=True, kw_only=True, tag=True):
+    """What is still on a node that is to be left alone."""
+
+    node: str
+    name: str
+    state: str
+    """draining, drained; in use after an undo."""
+    runs: tuple[str, ...] = ()
+    """Runs with a stage on it."""
+    in_round: bool = False
+    """It takes part in the round that goes on."""
+    stays: tuple[str, ...] = ()
+    """For each run that does not leave it, why."""
+
+
 class TokenText(_Fact, frozen=True, kw_only=True, tag=True):
     """One token; ``text`` is what may be shown after it, perhaps nothing yet."""
 
     token: int
     log_probability: float
     text: str
+
+
+class Paused(_Fact, frozen=True, kw_only=True, tag=True):
+    """The plan that computes the answer is gone; the answer goes on under the next one."""
+
+    run: str
+    reason: str
+    name: str = ""
+    """Of the node that is to blame, if one is."""
+    planned: bool = False
+    """Nothing was lost: a node of the plan is drained."""
 
 
 class Answered(_Fact, frozen=True, kw_only=True, tag=True):
@@ -643,6 +693,8 @@ Reply: TypeAlias = (
     | ModelPlan
     | ModelRunStatus
     | ModelRunList
+    | DrainStatus
     | TokenText
+    | Paused
     | Answered
 )

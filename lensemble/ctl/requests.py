@@ -142,6 +142,11 @@ class ProvisionModel(_OfModel, frozen=True, kw_only=True, tag=True):
     """
 
     detach: bool = False
+    on_fault: Literal["", "fail", "replace"] = ""
+    """What the loss of a stage does to the run; empty: as configured."""
+
+    max_replacements: Annotated[int, Meta(ge=0, le=64)] | None = None
+    """How often a lost stage is replaced; None: as configured."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,6 +208,24 @@ class TeardownRun(_Request, frozen=True, kw_only=True, tag=True):
     reason: Sentence = "torn down by the operator"
 
 
+class Drain(_Request, frozen=True, kw_only=True, tag=True):
+    """Leave a node alone; answered by ``DrainStatus``, with ``wait`` at each change.
+
+    It gets no further stages, and is not expected in rounds that open later.  Runs that replace
+    move off it at once; others end by themselves, or now with ``force``.
+    """
+
+    node: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Its name, or the beginning of its id."""
+
+    undo: bool = False
+    force: bool = False
+    wait: bool = False
+    """Until nothing is left on it; then the last reply says drained."""
+
+    reason: Sentence = "drained by the operator"
+
+
 OfModels: TypeAlias = (
     PlanModel | ProvisionModel | Prompt | ModelRuns | InspectRun | StopRun | TeardownRun
 )
@@ -220,5 +243,6 @@ Request: TypeAlias = (
     | Events
     | Join
     | Leave
+    | Drain
     | OfModels
 )

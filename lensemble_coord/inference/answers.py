@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from functools import partial
 
+import msgspec
 import trio
 
 from lensemble.ctl import replies, requests
@@ -10,8 +11,9 @@ from lensemble.errors import OperatorError
 from lensemble.stage_chunk import Sampling
 from lensemble_coord.inference import run_status, staging
 from lensemble_coord.inference.model_run import ModelRun
-from lensemble_coord.inference.orchestrator import Orchestrator, Wish
-from lensemble_coord.inference.request import Answer, Token
+from lensemble_coord.inference.orchestrator import Orchestrator
+from lensemble_coord.inference.request import Answer, Pause, Token
+from lensemble_coord.inference.run_rows import Wish
 from lensemble_coord.inference.tokens import Message
 
 WATCH_PAUSE_S = 0.1
@@ -40,7 +42,8 @@ class ModelAnswers:
                 yield run_status.plan(*await self._orchestrator.plan(_wish(request)))
             case requests.ModelRuns():
                 live = map(run_status.run, self._orchestrator.runs.values())
-                yield replies.ModelRunList(runs=(*live, *self._orchestrator.over))
+                waiting, over = self._orchestrator.waiting(), self._orchestrator.over
+                yield replies.ModelRunList(runs=(*live, *waiting, *over))
             case requests.InspectRun():
                 yield await self._inspect(request.run)
             case requests.StopRun() | requests.TeardownRun():
@@ -59,17 +62,28 @@ class ModelAnswers:
     async def _end(self, request: requests.StopRun | requests.TeardownRun) -> replies.Reply:
         run = self._orchestrator.look(request.run)
         if isinstance(run, replies.ModelRunStatus):
-            return run
-        stop = isinstance(request, requests.StopRun)
-        run.hear((staging.StopAsked if stop else staging.DrainAsked)(request.reason))
+            return run if run.outcome else await self._orchestrator.give_up(run, request.reason)
+        if isinstance(request, requests.StopRun):
+            run.stop(request.reason)
+        else:
+            run.drain(request.reason)
         while not run.over:
             await run.changed.wait()
         return run_status.run(run)
 
+    def _wish(self, request: requests.ProvisionModel) -> Wish:
+        config = self._orchestrator.config
+        most = request.max_replacements
+        return msgspec.structs.replace(
+            _wish(request),
+            replaces=(request.on_fault or config.on_fault) == "replace",
+            most=config.max_replacements if most is None else most,
+        )
+
     async def _provision(
         self, request: requests.ProvisionModel
     ) -> AsyncGenerator[replies.Reply, None]:
-        run = await self._orchestrator.provision(_wish(request))
+        run = await self._orchestrator.provision(self._wish(request))
         if request.detach:
             yield run_status.run(run)
             return
@@ -77,13 +91,13 @@ class ModelAnswers:
             while True:
                 changed = run.changed
                 yield run_status.run(run)
-                if run.over or staging.takes_requests(run.state):
+                if run.over or run.takes_requests:
                     return
                 await changed.wait()
                 await trio.sleep(WATCH_PAUSE_S)
         finally:
-            if not staging.takes_requests(run.state):
-                run.hear(staging.StopAsked("who asked for it left"))
+            if not run.takes_requests:
+                run.stop("who asked for it left")
 
     async def _prompt(self, request: requests.Prompt) -> AsyncGenerator[replies.Reply, None]:
         run = self._orchestrator.find(request.run)
@@ -103,6 +117,8 @@ class ModelAnswers:
                         yield replies.TokenText(
                             token=token, log_probability=log_probability, text=text
                         )
+                    case Pause():
+                        yield run_status.paused(run, piece)
                     case Answer():
                         yield run_status.answered(run, piece)
         finally:
@@ -110,6 +126,7 @@ class ModelAnswers:
 
 
 def _wish(request: requests.PlanModel | requests.ProvisionModel) -> Wish:
+    """What is asked for, without what is done when a stage is lost."""
     return Wish(
         request.model, request.ctx, request.sessions, request.rows, request.split, request.fetch
     )

@@ -40,11 +40,15 @@ NEUTRAL = Link(rtt_ns=1_000_000)
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A node that is here; without inventory it has not said what it can hold."""
+    """A node that is here; without inventory it has not said what it can hold.
+
+    ``barred``: why nothing may be placed on it, if so.
+    """
 
     node: NodeId
     name: str
     inventory: Inventory | None = None
+    barred: str = ""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -319,6 +323,7 @@ def able(offers: Sequence[Offer], engine: str | None = None) -> list[Offer]:
         offer
         for offer in offers
         if offer.inventory is not None
+        and not offer.barred
         and offer.inventory.memory_bytes > 0
         and engine in {None, offer.inventory.engine}
     ]

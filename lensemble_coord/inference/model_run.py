@@ -1,152 +1,185 @@
-"""The rim of one run: its messages to nodes, its own ends of the ring, its requests.
-
-A run lives in one task tree.  Whatever it holds is given back when that tree ends, and it ends
-through its machine.
-"""
+"""The rim of one run: its plans, one after the other, and the requests that outlive them."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
 
-from lensemble.actor import Timers, run_machine
-from lensemble.errors import (
-    ArenaExhausted,
-    EdgeFault,
-    LensembleError,
-    OperatorError,
-    QueueFull,
-)
-from lensemble.ids import EdgeId, FederationId, NodeId
+from lensemble.actor import run_machine
+from lensemble.errors import LensembleError, OperatorError
+from lensemble.ids import NodeId
 from lensemble.logs import logger
-from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.stage_chunk import Sampling
-from lensemble.transport.driver import Driver
-from lensemble.transport.ends import ArenaLeases
-from lensemble.wire import fence, stages
-from lensemble.wire.stages import Address, StageAnswer
-from lensemble_coord.inference import heard, sequence, staging
+from lensemble.wire.stages import StageAnswer
+from lensemble_coord.inference import deployment, sequence, staging, survival
+from lensemble_coord.inference.deployment import Deployment, Surroundings
 from lensemble_coord.inference.placement import Plan
-from lensemble_coord.inference.request import Request
+from lensemble_coord.inference.request import Pause, Request
 from lensemble_coord.inference.ring import Ring
+from lensemble_coord.inference.seats import Seats
 from lensemble_coord.inference.staging import Fault
-from lensemble_coord.inference.standstill import Counts, Watch
+from lensemble_coord.inference.standstill import Watch
 from lensemble_coord.inference.tokens import TextStream
-from lensemble_coord.inference.weights_out import Sent, WeightsOut
-from lensemble_coord.inference.wiring import Material, Origin, Wiring
-from lensemble_coord.peers import Peers
+from lensemble_coord.inference.wiring import Material, Wiring
 
 INBOX_EVENTS = 4096
-PROBE_TOKEN = 0
+MAX_REPLACED = 64
+"""Plans that were left and are still told of."""
+
+Replan = Callable[[frozenset[NodeId]], Awaitable[Plan]]
+"""Plans the same again, without these nodes."""
+
+Keep = Callable[["ModelRun"], Awaitable[None]]
+"""Makes durable where a run is, before any node hears of it."""
 
 
-class Surroundings(msgspec.Struct, frozen=True):
-    """What all runs of a coordinator share."""
+class Terms(msgspec.Struct, frozen=True):
+    """What a run is: its id, its model, its first plan, and what it does when a stage is lost.
 
-    federation: FederationId
-    driver: Driver
-    leases: ArenaLeases
-    peers: Peers
-    draw_edge: Callable[[], EdgeId]
-    note: Callable[..., None]
-    """Records an event for people: its name, ``warn`` if it is one, and its fields."""
+    ``ground`` is where it stands before its first plan here; its epoch is that of the last plan
+    that an earlier process carried out.
+    """
 
-    step_deadline_s: float
-    max_waiting: int
+    run: str
+    model: Material
+    plan: Plan
+    ground: survival.Ground
+    rules: staging.Rules
+    replan: Replan
+    keep: Keep
 
 
-class KvSlots:
-    """KV slots, first come first served."""
+class Left(msgspec.Struct):
+    """A plan that was replaced, and how long that took; seconds count from the loss."""
 
-    def __init__(self, count: int) -> None:
-        self._free, self._had = trio.open_memory_channel[int](count)
-        for slot in range(count):
-            self._free.send_nowait(slot)
-
-    async def take(self) -> int:
-        return await self._had.receive()
-
-    def give(self, slot: int) -> None:
-        self._free.send_nowait(slot)
+    run_epoch: int
+    plan: Plan
+    fault: Fault | None
+    reason: str
+    at: float
+    dropped: NodeId | None = None
+    cleared_s: float | None = None
+    planned_s: float | None = None
+    ready_s: float | None = None
 
 
 class ModelRun:
-    """One model over several nodes, from its plan to its teardown.
+    """One model over several nodes, from its first plan to the teardown of its last one.
 
     ``changed`` is set, and replaced, whenever something moves.
     """
 
-    def __init__(
-        self, run: str, around: Surroundings, model: Material, plan: Plan, rules: staging.Rules
-    ) -> None:
-        self.run = run
-        self.model = model
-        self.plan = plan
+    def __init__(self, terms: Terms, around: Surroundings) -> None:
+        self.run = terms.run
+        self.model = terms.model
+        self.rules = terms.ground.rules
         self.since = trio.current_time()
         self.ended_at: float | None = None
         self.changed = trio.Event()
-        self.state: staging.State = staging.Planned(
-            rules, tuple(staging.Place(stage.node) for stage in plan.stages)
-        )
+        self.course: survival.State = survival.Planning(terms.ground)
+        self.left: list[Left] = []
         self.requests: dict[int, Request] = {}
         self.finished: Counter[str] = Counter()
         self.tokens = 0
-        self.sent: dict[int, Sent] = {}
+        self._terms = terms
         self._around = around
-        self._log = logger("run").bind(run=run)
-        self._slots = KvSlots(plan.sessions)
+        self._log = logger("run").bind(run=terms.run)
+        self._seats = Seats()
         self._taken_on = 0
         self._over = False
-        me = Address(node=around.driver.node, addresses=around.driver.addresses())
-        origin = Origin(run, around.federation, me)
-        self.wiring = Wiring(origin, model, plan, around.draw_edge)
-        ends = (self.wiring.ring[0], self.wiring.ring[-1])
-        self.ring = Ring(around.driver, around.leases, ends, model.facts.vocabulary)
-        self.watch = Watch(len(plan.stages), self._ask_stages)
-        self._edges_scope = trio.CancelScope()
-        self._edges_over = trio.Event()
-        self._inbox, self._events = trio.open_memory_channel[staging.Event](INBOX_EVENTS)
-        self._nursery: trio.Nursery
-        self._ring_nursery: trio.Nursery
-        self._timers: Timers
+        self._next = terms.plan
+        self._counted: set[int] = set()
+        """Requests of which the machine of the plan knows."""
 
-    # ---- what others see and ask ----
+        self._ready = False
+        """Whether that machine takes requests."""
+
+        self._inbox, self._events = trio.open_memory_channel[survival.Event](INBOX_EVENTS)
+        self._nursery: trio.Nursery
+        self.deployment = self._deploy(terms.ground.epoch + 1)
+
+    # ---- what others see ----
+
+    @property
+    def state(self) -> staging.State:
+        """Of the plan that is, or was last, carried out."""
+        return self.deployment.state
+
+    @property
+    def plan(self) -> Plan:
+        return self.deployment.plan
+
+    @property
+    def wiring(self) -> Wiring:
+        return self.deployment.wiring
+
+    @property
+    def ring(self) -> Ring:
+        return self.deployment.ring
+
+    @property
+    def watch(self) -> Watch:
+        return self.deployment.watch
 
     @property
     def over(self) -> bool:
         """Whether everything is torn down."""
-        return isinstance(self.state, staging.TornDown)
+        return isinstance(self.course, survival.Over)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request may be begun; while a stage is replaced it waits for the next plan."""
+        answers = self._ready or self.replacing or self.rules.replaces
+        return answers and survival.takes_requests(self.course)
+
+    @property
+    def replacing(self) -> bool:
+        """Whether a plan was left and the next one is not ready yet."""
+        waits = bool(self.left) and self.left[-1].ready_s is None
+        return waits and survival.ending(self.course) is None
+
+    @property
+    def taken_bytes(self) -> dict[NodeId, int]:
+        """What its stages take, by node: as planned, or as measured where that is more."""
+        places = zip(self.plan.stages, self.state.places, strict=True)
+        return {
+            stage.node: max(
+                stage.need.planned, 0 if at.loaded is None else at.loaded.resident_bytes
+            )
+            for stage, at in places
+        }
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a KV slot."""
         return sum(isinstance(each.state, sequence.Queued) for each in self.requests.values())
 
+    # ---- what others ask ----
+
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry the plan out and serve requests, until everything is torn down."""
+        """Carry plans out and serve requests, until everything is torn down."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self._timers = Timers(nursery, self._hear_timer)
             task_status.started()
-            self.hear(staging.Begin())
+            self._hear(survival.Planned(_nodes(self._next)))
             await run_machine(
-                self.state,
-                staging.transition,
-                self._timers.sift(self._events),
-                self._perform,
-                self._moved,
+                self.course, survival.transition, self._events, self._perform, self._moved
             )
             nursery.cancel_scope.cancel()
 
-    def hear(self, event: staging.Event) -> None:
-        """Give the machine an event; after its end nothing counts any more."""
-        if self._over:
-            return
-        try:
-            self._inbox.send_nowait(event)
-        except trio.WouldBlock:
-            self._log.warning("run.inbox_full", dropped=type(event).__name__)
+    def stop(self, reason: str) -> None:
+        """End requests and the run."""
+        self._hear(survival.StopAsked(reason))
+
+    def drain(self, reason: str) -> None:
+        """End the run once its requests have ended."""
+        said = reason or "torn down by the operator"
+        self._hear(survival.DrainAsked(said, len(self.requests)))
+
+    def leave(self, node: NodeId, reason: str) -> None:
+        """Plan again without ``node``, with which nothing is wrong."""
+        self._hear(survival.MoveAsked(node, reason))
 
     def begin(
         self, prompt: tuple[int, ...], sampling: Sampling, most: int, stops: tuple[str, ...] = ()
@@ -154,19 +187,19 @@ class ModelRun:
         """Take a request on; it waits for a KV slot and runs by itself.
 
         Raises:
-            OperatorError: the run is not ready.
-            QueueFull: too many requests wait.
+            OperatorError: the run is not ready, or too many requests wait.
             ContextLengthExceeded: the prompt does not fit.
         """
-        if not staging.takes_requests(self.state):
+        if not self.takes_requests:
             raise OperatorError(
                 f"run {self.run} is {staging.public_state(self.state)}",
                 "Wait until it is provisioned, or provision the model again.",
             )
         sequence.check(len(prompt), self.plan.ctx)
         if self.waiting >= max(1, self._around.max_waiting):
-            raise QueueFull(
-                f"{self.waiting} requests wait for one of {self.plan.sessions} sessions"
+            raise OperatorError(
+                f"{self.waiting} requests wait for one of {self.plan.sessions} sessions",
+                "Ask again later, or provision the model with more --sessions.",
             )
         ask = sequence.Ask(
             prompt=prompt,
@@ -179,12 +212,17 @@ class ModelRun:
             step_s=self._around.step_deadline_s / 2,
         )
         text = TextStream(self.model.tokenizer, stops)
-        request = Request(self.ring, self._slots, ask, text, self._look)
         self._taken_on += 1
+        request = Request(self._taken_on, self._seats, ask, text)
         self.requests[self._taken_on] = request
-        self.hear(staging.SequenceBegan())
+        if self._ready:
+            self._count(self._taken_on)
         self._nursery.start_soon(self._attend, self._taken_on, request)
         return request
+
+    def _count(self, number: int) -> None:
+        self._counted.add(number)
+        self.deployment.hear(staging.SequenceBegan())
 
     async def _attend(self, number: int, request: Request) -> None:
         try:
@@ -193,47 +231,68 @@ class ModelRun:
             del self.requests[number]
             self.tokens += request.drawn
             if isinstance(request.state, sequence.Ended):
-                self.finished[request.state.finish] += 1
-            self.hear(staging.SequenceEnded())
+                finish = request.state.finish
+                self.finished[finish] += 1
+                self._around.tally.ended(request, len(request.ask.prompt), finish)
+            if number in self._counted:
+                self._counted.remove(number)
+                self.deployment.hear(staging.SequenceEnded())
             self._announce()
-
-    # ---- what nodes say ----
 
     def node_said(self, node: NodeId, message: StageAnswer) -> None:
         """Something about a stage of this run; what its fence says is of another is passed by."""
-        if not self.wiring.is_of(node, message):
-            return
-        if isinstance(message, stages.StageSeen):
-            self.watch.seen(message)
-        elif (event := heard.event_of(message)) is not None:
-            self.hear(event)
+        self.deployment.node_said(node, message)
 
     def node_lost(self, node: NodeId, reason: str) -> None:
-        self.hear(staging.NodeLost(node, reason))
+        self.deployment.node_lost(node, reason)
 
-    # ---- the machine's actions ----
+    # ---- what becomes of a plan ----
 
-    def _moved(self, state: staging.State) -> None:
-        before, self.state = self.state, state
+    def _deploy(self, epoch: int) -> Deployment:
+        terms = self._terms
+        task = deployment.Task(self.run, epoch, self.model, self._next, terms.rules)
+        return Deployment(task, self._around, self._plan_moved)
+
+    def _plan_moved(self, plan: Deployment, before: staging.State) -> None:
+        state = plan.state
         if type(before) is not type(state):
-            self._log.info("run.state", state=staging.public_state(state))
-            self._note(before, state)
-        if isinstance(state, staging.TornDown):
-            self.ended_at = trio.current_time()
+            self._note(plan, before)
+            match state:
+                case staging.Provisioned() if isinstance(before, staging.Probing):
+                    self._begin_work(plan)
+                case staging.Leaving(ending=ending):
+                    self._ready = False
+                    self._counted.clear()
+                    self._hear(survival.Left(ending))
+                case staging.TornDown(teardown=teardown, complaints=complaints):
+                    if isinstance(before, staging.Planned):
+                        self._hear(survival.Left(state.ending))
+                    self._hear(survival.Cleared(teardown, complaints))
+                case _:
+                    pass
         self._announce()
 
-    def _note(self, before: staging.State, state: staging.State) -> None:
+    def _begin_work(self, plan: Deployment) -> None:
+        """The plan is proven: requests that wait for it are its own."""
+        self._ready = True
+        for number in self.requests:
+            self._count(number)
+        if self.left and self.left[-1].ready_s is None:
+            self.left[-1].ready_s = trio.current_time() - self.left[-1].at
+        self._hear(survival.Ready())
+        self._seats.open(plan.plan.sessions, plan.ring, plan.look)
+
+    def _note(self, plan: Deployment, before: staging.State) -> None:
         """Record what an operator will look for later."""
-        note, run = self._around.note, self.run
-        match state:
+        note, run, model = self._around.note, self.run, self.model.facts.name
+        match plan.state:
             case staging.Provisioning():
-                note("model.provisioning", run=run, model=self.model.facts.name)
+                note("model.provisioning", run=run, model=model, **_epoch_of(plan))
             case staging.Provisioned() if isinstance(before, staging.Probing):
-                took = round(trio.current_time() - self.since, 3)
-                note("model.provisioned", run=run, model=self.model.facts.name, seconds=took)
-            case staging.Leaving(ending=ending) if ending.fault is not None:
-                fault = ending.fault
-                node = "" if fault.stage is None else self.plan.stages[fault.stage].name
+                took = round(trio.current_time() - plan.since, 3)
+                note("model.provisioned", run=run, model=model, seconds=took, **_epoch_of(plan))
+            case staging.Leaving(ending=staging.Ending(fault=Fault() as fault)):
+                node = "" if fault.stage is None else plan.plan.stages[fault.stage].name
                 note(
                     "model.faulted",
                     warn=True,
@@ -243,152 +302,107 @@ class ModelRun:
                     peer=node,
                     reason=fault.reason,
                 )
-            case staging.TornDown(ending=ending, teardown=teardown):
-                note("model.over", run=run, outcome=ending.outcome, teardown=teardown)
             case _:
                 pass
+
+    # ---- the machine of the run ----
+
+    def _hear(self, event: survival.Event) -> None:
+        if self._over:
+            return
+        try:
+            self._inbox.send_nowait(event)
+        except trio.WouldBlock:
+            self._log.warning("run.inbox_full", dropped=type(event).__name__)
+
+    def _moved(self, course: survival.State) -> None:
+        before, self.course = self.course, course
+        if type(before) is not type(course):
+            self._log.info("run.course", state=type(course).__name__.lower())
+        if isinstance(course, survival.Over):
+            self.ended_at = trio.current_time()
+            ending = course.ending
+            self._around.note(
+                "model.over", run=self.run, outcome=ending.outcome, teardown=course.teardown
+            )
+        elif isinstance(course, survival.Clearing) and isinstance(before, survival.Carrying):
+            self._remember(before, course)
+        self._announce()
+
+    def _remember(self, before: survival.Carrying, after: survival.Clearing) -> None:
+        ending, plan = self.state, self.plan
+        reason = (
+            ending.ending.reason if isinstance(ending, staging.Leaving | staging.TornDown) else ""
+        )
+        dropped = next(iter(after.ground.dropped - before.ground.dropped), None)
+        now = trio.current_time()
+        left = Left(before.ground.epoch, plan, after.lost, reason, now, dropped)
+        self.left = [*self.left[-MAX_REPLACED + 1 :], left]
+        self._around.note(
+            "model.replacing", warn=after.lost is not None, run=self.run,
+            plan=before.ground.epoch, reason=reason,
+        )  # fmt: skip
 
     def _announce(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
 
-    async def _hear_timer(self, event: staging.Event) -> None:
-        self.hear(event)
-
-    async def _perform(self, action: staging.Action) -> None:
+    async def _perform(self, action: survival.Action) -> None:
         match action:
-            case ArmTimer():
-                self._timers.arm(action)
-            case CancelTimer():
-                self._timers.cancel(action)
-            case staging.EndSequences(fault=fault):
-                for request in self.requests.values():
-                    request.fail(fault)
-            case staging.ProvisionStages() | staging.OpenEdges() | staging.TearDown():
-                self._tell_all(action)
-            case staging.Close():
+            case survival.Plan(without):
+                self.left[-1].cleared_s = trio.current_time() - self.left[-1].at
+                self._nursery.start_soon(self._plan_again, without)
+            case survival.Carry(epoch):
+                await self._carry(epoch)
+            case survival.Tell(event):
+                self.deployment.hear(event)
+            case survival.Interrupt() | survival.EndRequests():
+                self._end_requests(action)
+            case survival.Close():
                 self._over = True
                 self._inbox.close()
-            case _:
-                self._handle_edges(action)
 
-    def _tell_all(
-        self, action: staging.ProvisionStages | staging.OpenEdges | staging.TearDown
-    ) -> None:
-        for stage in range(len(self.wiring.nodes)):
+    def _end_requests(self, action: survival.Interrupt | survival.EndRequests) -> None:
+        self._seats.close()
+        for request in self.requests.values():
             match action:
-                case staging.ProvisionStages():
-                    self._tell(stage, self.wiring.order(stage, self._addresses()))
-                case staging.OpenEdges():
-                    self._tell(stage, stages.StageOpen(**self.wiring.fenced(stage)))
-                case staging.TearDown(reason):
-                    said = fence.sentence(reason or "the run is over")
-                    fenced = self.wiring.fenced(stage)
-                    self._tell(stage, stages.StageTeardown(**fenced, reason=said))
-        if isinstance(action, staging.OpenEdges):
-            self._ring_nursery.start_soon(self._open_ring)
+                case survival.Interrupt(reason, fault):
+                    request.interrupt(Pause(reason, self._name_of(fault), fault))
+                case survival.EndRequests(fault):
+                    request.fail(fault)
 
-    def _addresses(self) -> dict[NodeId, tuple[str, ...]]:
-        here = self._around.peers.here.values()
-        return {each.node: each.inventory.addresses for each in here if each.inventory}
+    def _name_of(self, fault: Fault | None) -> str:
+        stage = None if fault is None else fault.stage
+        return "" if stage is None else self.plan.stages[stage].name
 
-    def _ask_stages(self) -> None:
-        for stage in range(len(self.wiring.nodes)):
-            self._tell(stage, stages.StageLook(**self.wiring.fenced(stage)))
-
-    def _tell(self, stage: int, order: stages.StageOrder) -> None:
-        node = self.wiring.nodes[stage]
-        peer = self._around.peers.here.get(node)
-        if peer is None:
-            self.hear(staging.NodeLost(node, "it is not here"))
-        else:
-            peer.tell(msgspec.structs.replace(order, epoch=peer.epoch))
-
-    # ---- edges ----
-
-    def _handle_edges(
-        self,
-        action: staging.TakeEdges | staging.SendWeights | staging.SendProbe | staging.GiveEdges,
-    ) -> None:
-        match action:
-            case staging.TakeEdges():
-                self._nursery.start_soon(self._hold_ring)
-            case staging.SendWeights(stage, ranges):
-                self._ring_nursery.start_soon(self._send_weights, stage, ranges)
-            case staging.SendProbe():
-                self._ring_nursery.start_soon(self._probe)
-            case staging.GiveEdges():
-                self._edges_scope.cancel()
-                self._nursery.start_soon(self._give_edges)
-
-    async def _hold_ring(self) -> None:
+    async def _plan_again(self, without: frozenset[NodeId]) -> None:
         try:
-            with self._edges_scope:
-                async with trio.open_nursery() as nursery:
-                    self._ring_nursery = nursery
-                    await nursery.start(self.ring.hold, self._torn)
-                    self.hear(staging.EdgesTaken())
-        except* ArenaExhausted as refused:
-            self._fail(refused.exceptions[0])
-        finally:
-            self._edges_over.set()
-
-    async def _give_edges(self) -> None:
-        await self._edges_over.wait()
-        self.hear(staging.EdgesGiven())
-
-    async def _open_ring(self) -> None:
-        try:
-            await self.ring.open(self._ring_nursery, self._torn)
-        except EdgeFault as fault:
-            self._torn(fault.message, False)
-        else:
-            self.hear(staging.OwnOpened())
-
-    async def _send_weights(self, stage: int, ranges: tuple[tuple[int, int], ...]) -> None:
-        if self.model.file is None:
-            reason = "it asks for weights on an edge, and was told to get them elsewhere"
-            self.hear(staging.Failed(Fault("contract_violation", reason, stage)))
-            return
-        out = WeightsOut(self.model.file, self._around.driver, self._around.leases)
-        self.sent[stage] = Sent()
-        try:
-            await out.send(self.wiring.weights[stage], ranges, self.sent[stage])
+            self._next = await self._terms.replan(without)
         except LensembleError as error:
-            self._fail(error, stage)
-
-    async def _probe(self) -> None:
-        back = trio.Event()
-        try:
-            await self.ring.send(0, 0, (PROBE_TOKEN,), None)
-            step = await self.ring.send(
-                0, 1 % self.plan.ctx, (PROBE_TOKEN,), Sampling(), lambda *_: back.set()
-            )
-        except EdgeFault:
+            self._hear(survival.Unplanned(_fault_of(error)))
             return
-        counts: Counts | None = None
-        while not back.is_set():
-            with trio.move_on_after(self._around.step_deadline_s / 2):
-                await back.wait()
-            if not back.is_set() and (counts := await self._look("probing", counts)) is None:
-                return
-        self._log.info("run.probed", step=step, microseconds=self.ring.trips[-1].microseconds)
-        self.hear(staging.Probed())
+        self.left[-1].planned_s = trio.current_time() - self.left[-1].at
+        self._hear(survival.Planned(_nodes(self._next)))
 
-    def _torn(self, reason: str, from_last: bool) -> None:
-        stage = len(self.wiring.nodes) - 1 if from_last else 0
-        self.hear(staging.Failed(Fault("edge_fault", reason, stage)))
+    async def _carry(self, epoch: int) -> None:
+        """Make ``epoch`` durable, then let nodes hear of it: it may never come twice."""
+        if epoch != self.deployment.wiring.run_epoch:
+            self.deployment = self._deploy(epoch)
+        try:
+            await self._terms.keep(self)
+        except LensembleError as error:
+            self._hear(survival.Unplanned(_fault_of(error)))
+            return
+        await self._nursery.start(self.deployment.serve)
 
-    def _fail(self, error: BaseException, stage: int | None = None) -> None:
-        """Our own part failed: the run ends with that."""
-        code = error.code if isinstance(error, LensembleError) else "invariant"
-        way_out = error.remediation if isinstance(error, LensembleError) else ""
-        self.hear(staging.Failed(Fault(code, str(error), stage, way_out)))
 
-    async def _look(self, phase: str, before: Counts | None) -> Counts | None:
-        """How far the stages are; None, and the run ends, if that is where they were before."""
-        looked = await self.watch.look(phase, before)
-        if isinstance(looked, Fault):
-            self.hear(staging.Failed(looked))
-            return None
-        return looked
+def _epoch_of(plan: Deployment) -> dict[str, int]:
+    return {"plan": plan.wiring.run_epoch}
+
+
+def _nodes(plan: Plan) -> tuple[NodeId, ...]:
+    return tuple(stage.node for stage in plan.stages)
+
+
+def _fault_of(error: LensembleError) -> Fault:
+    return Fault(error.code, error.message, None, error.remediation)

@@ -1,40 +1,50 @@
-"""Every run of this coordinator: plans them, starts them, finds them, hears their nodes."""
+"""Every run of this coordinator: plans them, starts them, finds them, hears their nodes.
+
+Runs are durable: what an earlier process of this coordinator left behind is told of as over, or
+comes back under a higher run epoch when it replaces what it loses.
+"""
 
 import secrets
 from collections import deque
+from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 import trio
 
 from lensemble.ctl.replies import ModelRunStatus
-from lensemble.errors import OperatorError
+from lensemble.errors import LensembleError, OperatorError, StorageError
 from lensemble.ids import NodeId
+from lensemble.logs import logger
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.inference import library, placement, run_status, split, staging
-from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Task
+from lensemble_coord.drains import Drains
+from lensemble_coord.inference import library, placement, run_status, split, staging, survival
+from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Segment, Task
+from lensemble_coord.inference.deployment import Surroundings
 from lensemble_coord.inference.footprint import Wanted
 from lensemble_coord.inference.library import Library
-from lensemble_coord.inference.model_run import ModelRun, Surroundings
+from lensemble_coord.inference.model_run import ModelRun, Terms
 from lensemble_coord.inference.models import Model
+from lensemble_coord.inference.revival import Revival, restarted, stopped
+from lensemble_coord.inference.run_rows import MAX_OVER, RunRow, RunRows, Wish
+from lensemble_coord.inference.wiring import Material
+from lensemble_coord.peers import Peer
 
 DEFAULT_CTX = 2048
-MAX_OVER = 64
-"""Runs that are over and can still be inspected."""
-
 RTT_GRAIN_NS = 100_000
 """Round-trip times are planned with so finely, so that noise does not move a plan."""
 
+LOST = "this run has lost a stage on it"
+NOBODY: frozenset[NodeId] = frozenset()
 
-class Wish(msgspec.Struct, frozen=True):
-    """What is to be run; ``ctx`` 0 takes what the model was trained for, up to 2048."""
 
-    model: str
-    ctx: int = 0
-    sessions: int = 1
-    rows: int = 32
-    split: str = ""
-    fetch: str = "edge"
+class Chosen(msgspec.Struct, frozen=True):
+    """What was asked for, and the model that it names, open."""
+
+    wish: Wish
+    model: Model
+    material: Material
 
 
 class Orchestrator:
@@ -43,14 +53,19 @@ class Orchestrator:
     ``changed`` is set, and replaced, whenever a run begins or ends.
     """
 
-    def __init__(self, config: CoordinatorConfig, around: Surroundings) -> None:
+    def __init__(self, config: CoordinatorConfig, around: Surroundings, drains: Drains) -> None:
         self.runs: dict[str, ModelRun] = {}
+        self.reviving: dict[str, Revival] = {}
         self.over: deque[ModelRunStatus] = deque(maxlen=MAX_OVER)
         self.changed = trio.Event()
-        self._config = config.inference
+        self.drains = drains
+        self.config = config.inference
         self.around = around
         self._peers = around.peers
+        self.chosen: dict[str, Chosen] = {}
+        self._log = logger("runs")
         self._library = Library(config.state_dir / "models")
+        self._rows = RunRows(config.state_dir / "runs")
         self._rules = staging.Rules(
             stall_s=config.inference.stall_timeout_s,
             probe_s=3 * config.inference.step_deadline_s,
@@ -59,10 +74,11 @@ class Orchestrator:
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve runs until cancelled."""
+        """Take up what an earlier process left, then serve runs until cancelled."""
         self._peers.listen(self)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            await self._take_up()
             task_status.started()
             await trio.sleep_forever()
 
@@ -77,7 +93,7 @@ class Orchestrator:
         for run in self.runs.values():
             run.node_lost(node, reason)
 
-    # ---- what operators ask ----
+    # ---- plans ----
 
     async def plan(self, wish: Wish) -> tuple[Model, placement.Plan]:
         """Read the model's header and place its layers on the nodes that are here.
@@ -89,13 +105,39 @@ class Orchestrator:
         """
         library.check(wish.model, wish.fetch)
         model = await self._library.header(wish.model)
-        offers = [Offer(each.node, each.name, each.inventory) for each in self._peers.here.values()]
+        return model, await self._place(wish, model)
+
+    async def _place(
+        self,
+        wish: Wish,
+        model: Model,
+        without: frozenset[NodeId] | None = None,
+        freed: Mapping[NodeId, int] | None = None,
+    ) -> placement.Plan:
+        """Plan ``model``; with ``without`` not for the first time, and on other nodes than those.
+
+        ``freed``: bytes on nodes that will be free by then.
+        """
+        offers = [self._offer(each, without or NOBODY, freed or {}) for each in self._here()]
         facts = model.facts
-        segments = split.parse(wish.split, facts.layers, offers) if wish.split else ()
+        segments: tuple[Segment, ...] = ()
+        if wish.split:
+            segments = split.parse(wish.split, facts.layers, offers, again=without is not None)
         wanted = Wanted(wish.ctx or min(facts.trained_ctx, DEFAULT_CTX), wish.sessions, wish.rows)
         task = Task(facts, model.tensors, wanted, segments)
         links = self._links()
-        return model, await trio.to_thread.run_sync(placement.plan, task, offers, links)
+        return await trio.to_thread.run_sync(placement.plan, task, offers, links)
+
+    def _here(self) -> list[Peer]:
+        return list(self._peers.here.values())
+
+    def _offer(self, peer: Peer, without: frozenset[NodeId], freed: Mapping[NodeId, int]) -> Offer:
+        barred = LOST if peer.node in without else self.drains.why(peer.node)
+        inventory = peer.inventory
+        if inventory is not None and (less := freed.get(peer.node, 0)):
+            taken = max(0, inventory.taken_bytes - less)
+            inventory = msgspec.structs.replace(inventory, taken_bytes=taken)
+        return Offer(peer.node, peer.name, inventory, barred)
 
     def _links(self) -> dict[tuple[NodeId, NodeId], Link]:
         links = {}
@@ -106,6 +148,8 @@ class Orchestrator:
                 links[COORDINATOR, peer.node] = Link(grains * RTT_GRAIN_NS)
         return links
 
+    # ---- runs ----
+
     async def provision(self, wish: Wish) -> ModelRun:
         """Plan and start a run; it goes on by itself.
 
@@ -114,38 +158,176 @@ class Orchestrator:
             PlanInfeasible and what else ``plan`` raises.
         """
         model, plan = await self.plan(wish)
-        if len(self.runs) >= self._config.max_runs:
+        if len(self.runs) + len(self.reviving) >= self.config.max_runs:
             raise OperatorError(
-                f"{len(self.runs)} runs are provisioned (inference.max_runs)",
+                f"{len(self.runs) + len(self.reviving)} runs are provisioned (inference.max_runs)",
                 "Tear one down: lensemblectl teardown RUN.",
             )
-        material = await self._library.open(model, wish.fetch)
-        run = ModelRun(secrets.token_hex(8), self.around, material, plan, self._rules)
-        self.runs[run.run] = run
-        self._nursery.start_soon(self._keep, run)
-        self._announce()
-        return run
+        chosen = Chosen(wish, model, await self._library.open(model, wish.fetch))
+        ground = survival.Ground(survival.Rules(wish.replaces, wish.most))
+        return self._start(secrets.token_hex(8), chosen, plan, ground)
 
-    async def _keep(self, run: ModelRun) -> None:
+    def _start(
+        self, run: str, chosen: Chosen, plan: placement.Plan, ground: survival.Ground
+    ) -> ModelRun:
+        terms = Terms(
+            run=run,
+            model=chosen.material,
+            plan=plan,
+            ground=ground,
+            rules=self._rules,
+            replan=partial(self._place, chosen.wish, chosen.model),
+            keep=partial(self._keep, chosen.wish),
+        )
+        made = self.runs[run] = ModelRun(terms, self.around)
+        self.chosen[run] = chosen
+        self._nursery.start_soon(self._serve, made, chosen.wish)
+        self._announce()
+        return made
+
+    async def _serve(self, run: ModelRun, wish: Wish) -> None:
         try:
             await run.serve()
         finally:
-            del self.runs[run.run]
-            self.over.append(run_status.run(run))
+            del self.runs[run.run], self.chosen[run.run]
+            self._bury(run_status.run(run))
             self._announce()
+        await self._write(self._row(wish, run))
+
+    async def _keep(self, wish: Wish, run: ModelRun) -> None:
+        await trio.to_thread.run_sync(self._rows.write, self._row(wish, run))
+
+    def _row(self, wish: Wish, run: ModelRun) -> RunRow:
+        ground = run.course.ground
+        return RunRow(
+            run=run.run,
+            wish=wish,
+            epoch=run.wiring.run_epoch,
+            nodes=run.wiring.nodes,
+            status=run_status.run(run),
+            dropped=ground.dropped,
+            replaced=ground.replaced,
+            over=run.over,
+        )
+
+    async def _write(self, row: RunRow) -> None:
+        """As well as the disk takes it: what is over will then be told of as restarted."""
+        try:
+            await trio.to_thread.run_sync(self._rows.write, row)
+        except StorageError as error:
+            self._log.warning("run.row_unwritten", run=row.run, reason=error.message)
+
+    def _bury(self, status: ModelRunStatus) -> None:
+        if len(self.over) == MAX_OVER:
+            self._nursery.start_soon(trio.to_thread.run_sync, self._rows.forget, self.over[0].run)
+        self.over.append(status)
+
+    # ---- what an earlier process left ----
+
+    async def _take_up(self) -> None:
+        for row in await trio.to_thread.run_sync(self._rows.load):
+            if row.over:
+                self._bury(row.status)
+            elif row.wish.replaces:
+                self.reviving[row.run] = Revival(row)
+                self._nursery.start_soon(self._revive, self.reviving[row.run])
+            else:
+                await self._end_row(restarted(row))
+
+    async def _end_row(self, row: RunRow) -> None:
+        self._bury(row.status)
+        if (revival := self.reviving.pop(row.run, None)) is not None:
+            revival.over.set()
+        self.around.note(
+            "model.over", run=row.run, outcome=row.status.outcome, reason=row.status.reason
+        )
+        self._announce()
+        await self._write(row)
+
+    async def _revive(self, revival: Revival) -> None:
+        """Carry a run on that an earlier process began, on its nodes if they come back in time."""
+        row, wish = revival.row, revival.row.wish
+        plan: placement.Plan | None = None
+        try:
+            with revival.scope:
+                model = await self._library.header(wish.model)
+                chosen = Chosen(wish, model, await self._library.open(model, wish.fetch))
+                again = partial(self._place, wish, model, row.dropped)
+                plan = await revival.plan(self._peers, again, self.config.restart_wait_s)
+        except LensembleError as error:
+            reason = f"the coordinator restarted, and then: {error.message}"
+            await self._end_row(restarted(row, reason, error.code, error.remediation))
+            return
+        if plan is None:
+            await self._end_row(stopped(row, revival.stopped))
+            return
+        del self.reviving[row.run]
+        revival.over.set()
+        self._start(row.run, chosen, plan, revival.ground)
+
+    async def give_up(self, waiting: ModelRunStatus, reason: str) -> ModelRunStatus:
+        """End a run that waits for its nodes; how it ended."""
+        revival = self.reviving[waiting.run]
+        revival.stop(reason)
+        await revival.over.wait()
+        found = [status for status in self.over if status.run == waiting.run]
+        return found[-1] if found else waiting
+
+    # ---- drained nodes ----
+
+    def runs_on(self, node: NodeId) -> list[str]:
+        """The runs that have a stage on ``node``, or wait for it."""
+        live = [run.run for run in self.runs.values() if node in run.wiring.nodes]
+        return [*live, *(each.run for each in self.reviving.values() if node in each.row.nodes)]
+
+    async def move_off(self, node: NodeId, reason: str, *, force: bool) -> list[str]:
+        """Let every run leave ``node``; what is in the way, for those that stay.
+
+        A run that replaces moves if a plan without the node fits; others end by themselves, or at
+        once with ``force``.
+        """
+        stay = []
+        for run in [self.runs[each] for each in self.runs_on(node) if each in self.runs]:
+            against = await self._against_moving(run)
+            if not against:
+                run.leave(node, reason)
+            elif force:
+                run.stop(reason)
+            else:
+                stay.append(f"run {run.run} stays: {against}")
+        return stay
+
+    async def _against_moving(self, run: ModelRun) -> str:
+        chosen = self.chosen.get(run.run)
+        if chosen is None or not run.rules.replaces:
+            return "it ends by itself, or with --force (--on-fault fail)"
+        ground = run.course.ground
+        try:
+            await self._place(chosen.wish, chosen.model, ground.dropped, run.taken_bytes)
+        except LensembleError as error:
+            return error.message
+        return ""
+
+    # ---- what is known of runs ----
 
     def look(self, beginning: str) -> ModelRun | ModelRunStatus:
         """The run whose id begins so, or how it ended; without a beginning the only one there is.
 
+        One that waits for its nodes after a restart has a status only, without an outcome.
+
         Raises:
             OperatorError: there is none, or several.
         """
-        found = [run for run in self.runs.values() if run.run.startswith(beginning)]
+        found: list[ModelRun | Revival] = [
+            *(run for name, run in self.runs.items() if name.startswith(beginning)),
+            *(run for name, run in self.reviving.items() if name.startswith(beginning)),
+        ]
         if len(found) > 1:
             ids = ", ".join(run.run for run in found)
             raise OperatorError(f"{len(found)} runs are meant: {ids}", "Name one by its id.")
         if found:
-            return found[0]
+            (run,) = found
+            return run.status(self._names()) if isinstance(run, Revival) else run
         over = [status for status in self.over if status.run.startswith(beginning)]
         if not over:
             raise OperatorError(
@@ -154,6 +336,13 @@ class Orchestrator:
             )
         return over[-1]
 
+    def waiting(self) -> list[ModelRunStatus]:
+        """The runs that wait for their nodes."""
+        return [revival.status(self._names()) for revival in self.reviving.values()]
+
+    def _names(self) -> frozenset[NodeId]:
+        return frozenset(self._peers.here)
+
     def find(self, beginning: str) -> ModelRun:
         """As ``look``, of the runs that go on.
 
@@ -161,12 +350,17 @@ class Orchestrator:
             OperatorError: there is none, or several, or it is over.
         """
         found = self.look(beginning)
-        if isinstance(found, ModelRunStatus):
+        if not isinstance(found, ModelRunStatus):
+            return found
+        if not found.outcome:
             raise OperatorError(
-                f"run {found.run} is over: {found.outcome}, {found.reason}",
-                "Provision the model again with `lensemblectl provision`.",
+                f"run {found.run} is not back yet: {found.reason}",
+                "Start its nodes, wait, and ask again.",
             )
-        return found
+        raise OperatorError(
+            f"run {found.run} is over: {found.outcome}, {found.reason}",
+            "Provision the model again with `lensemblectl provision`.",
+        )
 
     def _announce(self) -> None:
         self.changed.set()

@@ -120,8 +120,8 @@ def _unused(
 
 def _why_unused(task: Task, offer: Offer, stages: int, engine: str) -> str:
     inventory = offer.inventory
-    if inventory is None:
-        return "it has not said what it can hold"
+    if offer.barred or inventory is None:
+        return offer.barred or "it has not said what it can hold"
     if inventory.memory_bytes == 0:
         return inventory.reason or "it hosts no stages"
     if inventory.engine != engine:
@@ -169,7 +169,7 @@ def _row(task: Task, offer: Offer) -> dict[str, object]:
     inventory = offer.inventory
     facts: dict[str, object] = {"node": offer.node, "name": offer.name}
     title = offer.name or offer.node[:8]
-    if inventory is None or inventory.memory_bytes == 0:
+    if inventory is None or offer.barred or inventory.memory_bytes == 0:
         reason = _why_unused(task, offer, 0, "")
         return {**facts, "says": f"{title}: {reason}", "reason": reason}
     node = candidates(task, [offer])[0]
@@ -207,7 +207,13 @@ def _split_says(task: Task, offers: Sequence[Offer]) -> str:
                 for need, node in list(zip(needs, nodes, strict=True))[:_NAMED]
             )
             return f"layers {segment.first}:{segment.last} fit no node they may be on: {told}"
-    return "no two segments may share a node" if task.split else ""
+    if not task.split:
+        return ""
+    count, here = len(task.split), len(able(offers))
+    if here < count:
+        rows = "; ".join(str(_row(task, offer)["says"]) for offer in offers[:_NAMED])
+        return f"{count} stages by hand are for {count} nodes, {here} can hold one: {rows}"
+    return "no two segments may share a node"
 
 
 def _largest_ctx(task: Task, offers: Sequence[Offer], links: Links) -> int:

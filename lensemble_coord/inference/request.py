@@ -1,7 +1,10 @@
-"""The rim of one request: runs its machine on a ring and turns what comes back into text."""
+"""The rim of one request: runs its machine on a ring and turns what comes back into text.
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+It may outlive the plan that computes it: then it waits for a seat of the next one.  What the ring
+and the timers of its seat still have to say is not heard any more.
+"""
+
+from typing import TypeAlias
 
 import msgspec
 import trio
@@ -10,7 +13,7 @@ from lensemble.actor import Timers
 from lensemble.errors import EdgeFault
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble_coord.inference import sequence
-from lensemble_coord.inference.ring import Ring
+from lensemble_coord.inference.seats import Seat, Seats
 from lensemble_coord.inference.staging import Fault
 from lensemble_coord.inference.standstill import Counts
 from lensemble_coord.inference.tokens import TextStream
@@ -28,6 +31,17 @@ class Token(msgspec.Struct, frozen=True):
     text: str
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """The plan that computes it is gone, and the answer goes on under the next one.
+
+    ``fault`` is why, with its stage on ``name``; none where its nodes are to be left.
+    """
+
+    reason: str
+    name: str = ""
+    fault: Fault | None = None
+
+
 class Answer(msgspec.Struct, frozen=True):
     """The end: the text that was still held back, what it took, and why it ended."""
 
@@ -42,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True):
     fault: Fault | None = None
 
 
-Piece: TypeAlias = Token | Answer
+Piece: TypeAlias = Token | Pause | Answer
 
 
 class _Back(msgspec.Struct, frozen=True):
@@ -53,58 +67,65 @@ class _Back(msgspec.Struct, frozen=True):
     log_probability: float
 
 
-class Slots(Protocol):
-    """The KV slots of a run."""
+class _OfSeat(msgspec.Struct, frozen=True):
+    """Something that goes on in ``seat``; of interest as long as the request sits there."""
 
-    async def take(self) -> int: ...
+    seat: Seat
+    event: sequence.Granted | sequence.Accepted | sequence.StillMoving | _Back
 
-    def give(self, slot: int) -> None: ...
 
-
-Look: TypeAlias = Callable[[str, Counts | None], Awaitable[Counts | None]]
-"""How far the stages are, for a request in that phase that has seen them at so many chunks before.
-
-None where they have not moved: then the run ends.
-"""
+_Event: TypeAlias = _OfSeat | Pause | sequence.Failed | sequence.CancelAsked | TimerExpired
 
 
 class Request:
     """One request of a run.
 
     Args:
-        ring: of the run, open.
-        slots: where its KV slot comes from.
+        number: of the run's requests, from 1; lower ones are served first.
+        seats: where its KV slot comes from.
         ask: what to compute.
         text: what turns its tokens into text.
-        look: what to do when a result is overdue.
     """
 
-    def __init__(
-        self, ring: Ring, slots: Slots, ask: sequence.Ask, text: TextStream, look: Look
-    ) -> None:
+    def __init__(self, number: int, seats: Seats, ask: sequence.Ask, text: TextStream) -> None:
         self.ask = ask
         self.state: sequence.State = sequence.Queued(ask)
         self.since = trio.current_time()
-        self.drawn = 0
-        self._ring = ring
-        self._slots = slots
+        self.given: list[int] = []
+        """Every token that was drawn."""
+
+        self.pauses = 0
+        self._number = number
+        self._seats = seats
         self._text = text
-        self._look = look
-        self._slot: int | None = None
+        self._seat: Seat | None = None
         self._granted_at: float | None = None
         self._first_at: float | None = None
         self._fault: Fault | None = None
         self._counts: Counts | None = None
         self._scope = trio.CancelScope()
-        self._inbox, self._events = trio.open_memory_channel[sequence.Event | _Back](INBOX_EVENTS)
+        self._inbox, self._events = trio.open_memory_channel[_Event](INBOX_EVENTS)
         self._out, self.pieces = trio.open_memory_channel[Piece](PIECES)
         self._nursery: trio.Nursery
+        self._sitting: trio.Nursery
+        """For what goes on in its seat, and for its wait for one."""
+
         self._timers: Timers
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens were drawn."""
+        return len(self.given)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from its beginning to its first token; None before."""
+        return None if self._first_at is None else self._first_at - self.since
 
     @property
     def slot(self) -> int | None:
         """Its KV slot, while it has one."""
-        return self._slot
+        return None if self._seat is None else self._seat.slot
 
     def cancel(self) -> None:
         """End it at once; nobody takes pieces any more."""
@@ -115,6 +136,10 @@ class Request:
         self._fault = fault
         self._give_event(sequence.Failed() if fault is not None else sequence.CancelAsked())
 
+    def interrupt(self, pause: Pause) -> None:
+        """The plan that computes it is gone, and another one will come."""
+        self._give_event(pause)
+
     async def serve(self) -> None:
         """Go on until it ends, whichever way; the slot is free afterwards."""
         try:
@@ -122,7 +147,7 @@ class Request:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     self._timers = Timers(nursery, self._inbox.send)
-                    nursery.start_soon(self._be_granted)
+                    await nursery.start(self._sit)
                     await self._work()
                     nursery.cancel_scope.cancel()
         finally:
@@ -131,20 +156,49 @@ class Request:
             self._release()
             self._out.close()
 
-    async def _be_granted(self) -> None:
-        slot = await self._slots.take()
-        self._slot = slot
-        self._granted_at = trio.current_time()
-        self._give_event(sequence.Granted(slot))
+    async def _sit(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait for a seat, and keep it until the plan that it is of is gone."""
+        async with trio.open_nursery() as sitting:
+            self._sitting = sitting
+            task_status.started()
+            seat = await self._seats.take(self._number)
+            if sitting.cancel_scope.cancel_called:
+                self._seats.give(seat)
+                return
+            self._seat = seat
+            if self._granted_at is None:
+                self._granted_at = trio.current_time()
+            self._give_event(_OfSeat(seat, sequence.Granted(seat.slot)))
+            await trio.sleep_forever()
 
     async def _work(self) -> None:
         async for event in self._timers.sift(self._events):
-            if isinstance(event, _Back):
-                await self._take_back(event)
-            else:
-                await self._feed(event)
+            match event:
+                case Pause():
+                    await self._pause(event)
+                case _OfSeat():
+                    await self._heed(event)
+                case _:
+                    await self._feed(event)
             if isinstance(self.state, sequence.Ended):
                 return
+
+    async def _heed(self, said: _OfSeat) -> None:
+        if said.seat is not self._seat:
+            return
+        if isinstance(said.event, _Back):
+            await self._take_back(said.event)
+        else:
+            await self._feed(said.event)
+
+    async def _pause(self, pause: Pause) -> None:
+        """Leave the seat, and wait for one of the next plan."""
+        self.pauses += 1
+        self._sitting.cancel_scope.cancel()
+        await self._feed(sequence.Interrupted(tuple(self.given)))
+        self._release()
+        await self._nursery.start(self._sit)
+        await self._out.send(pause)
 
     async def _take_back(self, back: _Back) -> None:
         state = self.state
@@ -152,7 +206,7 @@ class Request:
             return
         if self._first_at is None:
             self._first_at = trio.current_time()
-        self.drawn += 1
+        self.given.append(back.token)
         ends = back.token in self.ask.eos
         text = "" if ends else self._text.push(back.token)
         token = Token(back.token, back.log_probability, text)
@@ -176,35 +230,38 @@ class Request:
                 self._timers.arm(action)
             case CancelTimer():
                 self._timers.cancel(action)
-            case sequence.SendChunk():
-                self._counts = None
-                self._nursery.start_soon(self._send, action)
-            case sequence.LookAround(phase):
-                self._nursery.start_soon(self._look_around, phase)
             case sequence.ReleaseSlot():
                 self._release()
-            case sequence.Finished():
+            case sequence.SendChunk() | sequence.LookAround() if self._seat is not None:
+                self._act(self._seat, action)
+            case _:
                 pass
 
-    async def _send(self, chunk: sequence.SendChunk) -> None:
+    def _act(self, seat: Seat, action: sequence.SendChunk | sequence.LookAround) -> None:
+        match action:
+            case sequence.SendChunk():
+                self._counts = None
+                self._sitting.start_soon(self._send, seat, action)
+            case sequence.LookAround(phase):
+                self._sitting.start_soon(self._look_around, seat, phase)
+
+    async def _send(self, seat: Seat, chunk: sequence.SendChunk) -> None:
+        def hear(step: int, token: int, log_probability: float) -> None:
+            self._give_event(_OfSeat(seat, _Back(step, token, log_probability)))
+
         try:
-            step = await self._ring.send(
-                chunk.slot, chunk.start, chunk.tokens, chunk.sampling, self._hear
-            )
+            step = await seat.ring.send(chunk.slot, chunk.start, chunk.tokens, chunk.sampling, hear)
         except EdgeFault:
-            # The run hears of it too, waits for the cause, and fails this request with it.
+            # The run hears of it too, waits for the cause, and then goes on or fails this request.
             return
-        self._give_event(sequence.Accepted(step))
+        self._give_event(_OfSeat(seat, sequence.Accepted(step)))
 
-    async def _look_around(self, phase: str) -> None:
-        self._counts = await self._look(phase, self._counts)
+    async def _look_around(self, seat: Seat, phase: str) -> None:
+        self._counts = await seat.look(phase, self._counts)
         if self._counts is not None:
-            self._give_event(sequence.StillMoving())
+            self._give_event(_OfSeat(seat, sequence.StillMoving()))
 
-    def _hear(self, step: int, token: int, log_probability: float) -> None:
-        self._give_event(_Back(step, token, log_probability))
-
-    def _give_event(self, event: sequence.Event | _Back | TimerExpired) -> None:
+    def _give_event(self, event: _Event) -> None:
         """Few events can be under way for one request: the inbox has room for all of them."""
         try:
             self._inbox.send_nowait(event)
@@ -212,9 +269,9 @@ class Request:
             return
 
     def _release(self) -> None:
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            self._slots.give(slot)
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            self._seats.give(seat)
 
     def _answer(self, ended: sequence.Ended) -> Answer:
         now = trio.current_time()

@@ -65,6 +65,8 @@ class Ring:
         self.steps = 0
         self.late = 0
         """Results that nobody awaited."""
+        self.observed: Callable[[float], None] = _unheard
+        """Takes how many seconds each trip took."""
         self.trips: deque[Trip] = deque(maxlen=MAX_TRIPS)
         self._driver = driver
         self._leases = leases
@@ -158,11 +160,16 @@ class Ring:
         now = trio.current_time()
         took = round((now - awaited.since) * 1e6)
         self.trips.append(Trip(chunk.step, took, now, awaited.alone))
+        self.observed(now - awaited.since)
         awaited.heard(chunk.step, token, log_probability)
 
     async def _watch(self, end: TxEnd, torn: Torn) -> None:
         await end.over.wait()
         torn(end.fault or "the stream to it ended", False)
+
+
+def _unheard(_: float) -> None:
+    return None
 
 
 @asynccontextmanager

@@ -5,11 +5,11 @@ import statistics
 import trio
 
 from lensemble.ctl import replies
-from lensemble_coord.inference import sequence, staging
-from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.inference import sequence, staging, survival
+from lensemble_coord.inference.model_run import Left, ModelRun
 from lensemble_coord.inference.models import Model
 from lensemble_coord.inference.placement import Plan
-from lensemble_coord.inference.request import Answer, Request
+from lensemble_coord.inference.request import Answer, Pause, Request
 
 RECENT_S = 10.0
 """Tokens per second are of so long at most before the latest token."""
@@ -51,10 +51,10 @@ def plan(model: Model, planned: Plan) -> replies.ModelPlan:
 
 def run(of: ModelRun) -> replies.ModelRunStatus:
     """A run as it stands."""
-    state, facts, planned = of.state, of.model.facts, of.plan
+    facts, planned = of.model.facts, of.plan
     end = trio.current_time() if of.ended_at is None else of.ended_at
-    ending = state.ending if isinstance(state, staging.Leaving | staging.TornDown) else None
-    torn = state if isinstance(state, staging.TornDown) else None
+    ending = survival.ending(of.course)
+    over = of.course if isinstance(of.course, survival.Over) else None
     trips = [trip.microseconds / 1e3 for trip in of.ring.trips if trip.alone]
     return replies.ModelRunStatus(
         run=of.run,
@@ -63,8 +63,8 @@ def run(of: ModelRun) -> replies.ModelRunStatus:
         digest=of.model.digest,
         architecture=facts.architecture,
         engine=planned.engine,
-        state=staging.public_state(state),
-        takes_requests=staging.takes_requests(state),
+        state=public_state(of),
+        takes_requests=of.takes_requests,
         layers=facts.layers,
         ctx=planned.ctx,
         sessions=planned.sessions,
@@ -80,17 +80,48 @@ def run(of: ModelRun) -> replies.ModelRunStatus:
         since_s=end - of.since,
         outcome="" if ending is None else ending.outcome,
         reason="" if ending is None else ending.reason,
-        fault=None if ending is None else fault(of, ending.fault),
-        teardown="" if torn is None else torn.teardown,
-        complaints=() if torn is None else torn.complaints,
+        fault=None if ending is None else fault(of.plan, ending.fault),
+        teardown="" if over is None else over.teardown,
+        complaints=() if over is None else over.complaints,
+        on_fault="replace" if of.rules.replaces else "fail",
+        replacements=tuple(map(_replacement, of.left)),
     )
 
 
-def fault(of: ModelRun, what: staging.Fault | None) -> replies.FaultStatus | None:
+def public_state(of: ModelRun) -> str:
+    """One word or two for people: that of the plan, replacing, or torn down."""
+    if of.over:
+        return "torn down"
+    return "replacing" if of.replacing else staging.public_state(of.state)
+
+
+def _replacement(left: Left) -> replies.Replacement:
+    why = fault(left.plan, left.fault)
+    gone = [each for each in left.plan.stages if each.node == left.dropped]
+    return replies.Replacement(
+        run_epoch=left.run_epoch,
+        reason=left.reason,
+        fault=why,
+        dropped=gone[0].node if gone else "",
+        dropped_name=gone[0].name if gone else "",
+        cleared_s=left.cleared_s,
+        planned_s=left.planned_s,
+        ready_s=left.ready_s,
+    )
+
+
+def paused(of: ModelRun, pause: Pause) -> replies.Paused:
+    """An answer that waits for the next plan."""
+    return replies.Paused(
+        run=of.run, reason=pause.reason, name=pause.name, planned=pause.fault is None
+    )
+
+
+def fault(plan: Plan, what: staging.Fault | None) -> replies.FaultStatus | None:
     """``what`` with the node it is about."""
     if what is None:
         return None
-    planned = None if what.stage is None else of.plan.stages[what.stage]
+    planned = None if what.stage is None else plan.stages[what.stage]
     return replies.FaultStatus(
         code=what.code,
         reason=what.reason,
@@ -118,7 +149,7 @@ def answered(of: ModelRun, end: Answer) -> replies.Answered:
         first_token_s=end.first_token_s,
         seconds=end.seconds,
         tokens_per_s=speed,
-        fault=fault(of, end.fault),
+        fault=fault(of.plan, end.fault),
     )
 
 

@@ -4,6 +4,10 @@ The prompt is sent in chunks as fast as the first stage takes them; only the las
 token.  Each token that comes back is sent round again, until something ends the request.  A result
 of a step that is not awaited, such as one of a cancelled request, is passed over; the slot of the
 KV cache is free at once, for whoever has it next writes it from position 0.
+
+When the plan that computes it is lost, a request goes back into the queue with the tokens that it
+has drawn.  Whatever plan grants it a slot next gets prompt and tokens as one prompt, and the next
+token is drawn as if nothing had happened: with the index it would have had, from the same tokens.
 """
 
 from typing import Literal, TypeAlias
@@ -43,18 +47,25 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True, tag=True):
-    """Every slot is taken."""
+    """Every slot is taken; ``given`` were drawn under plans that are gone."""
 
     ask: Ask
+    given: tuple[int, ...] = ()
 
 
 class Prefilling(msgspec.Struct, frozen=True, tag=True):
-    """``sent`` tokens of the prompt are on their way, ``sending`` more wait for a place."""
+    """``sent`` tokens of prompt and ``given`` are on their way, ``sending`` wait for a place."""
 
     ask: Ask
     slot: int
     sent: int
     sending: int
+    given: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All that the caches have to hold before the next token."""
+        return self.ask.prompt + self.given
 
 
 class Decoding(msgspec.Struct, frozen=True, tag=True):
@@ -106,6 +117,12 @@ class StillMoving(msgspec.Struct, frozen=True, tag=True):
     """The ring was looked at and is only slow."""
 
 
+class Interrupted(msgspec.Struct, frozen=True, tag=True):
+    """Its plan is gone and another one comes; ``given`` are all tokens that it has drawn."""
+
+    given: tuple[int, ...]
+
+
 class CancelAsked(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -114,7 +131,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The run is over."""
 
 
-Event: TypeAlias = Granted | Accepted | Drawn | StillMoving | CancelAsked | Failed | TimerExpired
+Event: TypeAlias = (
+    Granted | Accepted | Drawn | StillMoving | Interrupted | CancelAsked | Failed | TimerExpired
+)
 
 # ---- actions ----
 
@@ -170,12 +189,10 @@ def transition(state: State, event: Event) -> Step[State, Action]:
     match state, event:
         case Ended(), _:
             return state, ()
-        case _, CancelAsked():
-            return _finish(state, "cancelled")
-        case _, Failed():
-            return _finish(state, "faulted")
-        case Queued(ask), Granted(slot):
-            return _next_chunk(Prefilling(ask, slot, 0, 0))
+        case _, (CancelAsked() | Failed() | Interrupted()):
+            return _break_off(state, event)
+        case Queued(ask, given), Granted(slot):
+            return _next_chunk(Prefilling(ask, slot, 0, 0, given))
         case Prefilling(), Accepted(step):
             return _accepted(state, step)
         case Decoding(step=None), Accepted(step):
@@ -203,11 +220,25 @@ def _watch(state: Held) -> ArmTimer:
     return ArmTimer(STEP, state.ask.step_s)
 
 
+def _break_off(
+    state: Queued | Held, event: CancelAsked | Failed | Interrupted
+) -> Step[State, Action]:
+    match state, event:
+        case _, CancelAsked():
+            return _finish(state, "cancelled")
+        case _, Failed():
+            return _finish(state, "faulted")
+        case Queued(), Interrupted():
+            return state, ()
+        case ((Prefilling() | Decoding()), Interrupted(given)):
+            return Queued(state.ask, given), (CancelTimer(STEP), ReleaseSlot(state.slot))
+
+
 def _next_chunk(state: Prefilling) -> Step[State, Action]:
-    ask = state.ask
-    tokens = ask.prompt[state.sent : state.sent + ask.rows]
-    last = state.sent + len(tokens) == len(ask.prompt)
-    sampling = _sampling(ask, 0, ask.prompt[-MAX_RECENT:]) if last else None
+    ask, everything = state.ask, state.tokens
+    tokens = everything[state.sent : state.sent + ask.rows]
+    last = state.sent + len(tokens) == len(everything)
+    sampling = _sampling(ask, len(state.given), everything[-MAX_RECENT:]) if last else None
     send = SendChunk(state.slot, state.sent, tokens, sampling)
     return replace(state, sending=len(tokens)), (_watch(state), send)
 
@@ -218,11 +249,11 @@ def _sampling(ask: Ask, index: int, recent: tuple[int, ...]) -> Sampling:
 
 
 def _accepted(state: Prefilling, step: int) -> Step[State, Action]:
-    sent = state.sent + state.sending
-    if sent < len(state.ask.prompt):
+    sent, everything = state.sent + state.sending, state.tokens
+    if sent < len(everything):
         return _next_chunk(replace(state, sent=sent))
-    ask = state.ask
-    return Decoding(ask, state.slot, sent, 0, ask.prompt[-MAX_RECENT:], step), (_watch(state),)
+    recent, drawn = everything[-MAX_RECENT:], len(state.given)
+    return Decoding(state.ask, state.slot, sent, drawn, recent, step), (_watch(state),)
 
 
 def _drawn(state: Decoding, event: Drawn) -> Step[State, Action]:
@@ -239,7 +270,7 @@ def _drawn(state: Decoding, event: Drawn) -> Step[State, Action]:
 
 
 def _finish(state: Queued | Held, finish: Finish) -> Step[State, Action]:
-    drawn = state.drawn if isinstance(state, Decoding) else 0
+    drawn = state.drawn if isinstance(state, Decoding) else len(state.given)
     usage = Usage(len(state.ask.prompt), drawn)
     actions: tuple[Action, ...] = (CancelTimer(STEP),)
     if not isinstance(state, Queued):

@@ -13,18 +13,21 @@ _SEGMENT = re.compile(r"(\d{1,6}):(\d{1,6})(?:@(.{1,64}))?", re.ASCII)
 _REMEDIATION = "Write it like --split 0:12,12:30@NODE; NODE is a name, or the start of an id."
 
 
-def parse(text: str, layers: int, offers: Sequence[Offer]) -> tuple[Segment, ...]:
+def parse(
+    text: str, layers: int, offers: Sequence[Offer], *, again: bool = False
+) -> tuple[Segment, ...]:
     """The segments of ``text`` for a model of ``layers`` layers.
 
     A node is named by its name or by the start of its id, as long as it takes to tell it from the
-    others.  Segments without a node are left to the planner.
+    others.  Segments without a node are left to the planner; so are, where the model is planned
+    ``again``, those on a node that is gone or barred.
 
     Raises:
         ConfigError: not of that form, gaps, overlaps, an unknown or ambiguous node, or one twice.
     """
     if len(text) > MAX_SPLIT_CHARS:
         raise ConfigError(f"--split of {len(text)} characters", _REMEDIATION)
-    segments = tuple(_segment(part.strip(), offers) for part in text.split(","))
+    segments = tuple(_segment(part.strip(), offers, again=again) for part in text.split(","))
     if len(segments) > MAX_STAGES:
         raise ConfigError(f"--split has {len(segments)} segments; {MAX_STAGES} are the most")
     _check_cover(segments, layers)
@@ -38,14 +41,24 @@ def parse(text: str, layers: int, offers: Sequence[Offer]) -> tuple[Segment, ...
     return segments
 
 
-def _segment(part: str, offers: Sequence[Offer]) -> Segment:
+def _segment(part: str, offers: Sequence[Offer], *, again: bool) -> Segment:
     found = _SEGMENT.fullmatch(part)
     if found is None:
         raise ConfigError(f"--split: {part!r} is not FIRST:LAST or FIRST:LAST@NODE", _REMEDIATION)
     first, last = int(found[1]), int(found[2])
     if first >= last:
         raise ConfigError(f"--split: {part} has no layers", _REMEDIATION)
-    return Segment(first, last, None if found[3] is None else _node(found[3], offers))
+    named = found[3]
+    if named is None or (again and not _usable(named, offers)):
+        return Segment(first, last)
+    return Segment(first, last, _node(named, offers))
+
+
+def _usable(wanted: str, offers: Sequence[Offer]) -> bool:
+    """Whether a node called so may hold a stage."""
+    return any(
+        not each.barred and (each.name == wanted or each.node.startswith(wanted)) for each in offers
+    )
 
 
 def _node(wanted: str, offers: Sequence[Offer]) -> NodeId:

@@ -1,9 +1,9 @@
-"""A run of a model, from its plan to its teardown.
+"""One plan of a run, from its first order to its teardown; ``survival`` is the run over its plans.
 
 Planned, Provisioning, Opening, Probing, then Provisioned or Running, Draining, Leaving, TornDown.
-The first fault ends a run from wherever it is; what the coordinator holds for it is given back and
-every stage is told to end, whatever the end is.  How the run ended and how its teardown went are
-kept apart.  A torn edge or a stage that lost its neighbour is a symptom: its cause, which somebody
+The first fault ends it from wherever it is; what the coordinator holds for it is given back and
+every stage is told to end, whatever the end is.  How it ended and how its teardown went are kept
+apart.  A torn edge or a stage that lost its neighbour is a symptom: its cause, which somebody
 else reports a moment later, is waited for and wins.
 """
 
@@ -23,7 +23,9 @@ PROBE, DRAIN, TEARDOWN, LAST_WORD = "probe", "drain", "teardown", "last word"
 OWN_EDGES = "own edges"
 """Runs while the coordinator waits for room for its rings, and while its stream is opened."""
 
-Outcome: TypeAlias = Literal["completed", "faulted", "stopped"]
+Outcome: TypeAlias = Literal["completed", "faulted", "stopped", "moved"]
+"""Moved: nothing was wrong, and the next plan of the run leaves out one of its nodes."""
+
 Teardown: TypeAlias = Literal["clean", "faulted", "timed out"]
 
 
@@ -233,6 +235,12 @@ class StopAsked(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class MoveAsked(msgspec.Struct, frozen=True, tag=True):
+    """Tear down, for another plan takes over."""
+
+    reason: str
+
+
 class StageGone(msgspec.Struct, frozen=True, tag=True):
     """A stage answered its teardown; ``complaint`` where that was not clean."""
 
@@ -256,6 +264,7 @@ Event: TypeAlias = (
     | SequenceEnded
     | DrainAsked
     | StopAsked
+    | MoveAsked
     | StageGone
     | TimerExpired
 )
@@ -285,7 +294,7 @@ class SendProbe(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndSequences(msgspec.Struct, frozen=True, tag=True):
-    """End every request, with ``fault`` or because the run was stopped."""
+    """No request goes on under this plan."""
 
     reason: str
     fault: Fault | None = None
@@ -350,7 +359,7 @@ def transition(state: State, event: Event) -> Step[State, Action]:
         case TornDown():
             return state, ()
     match event:
-        case Failed() | NodeLost() | StopAsked() | DrainAsked():
+        case Failed() | NodeLost() | StopAsked() | DrainAsked() | MoveAsked():
             return _end(state, event)
         case TimerExpired(timer):
             return _expire(state, timer)
@@ -365,8 +374,9 @@ def _begin(state: Planned, event: Event) -> Step[State, Action]:
         case Begin():
             arm = ArmTimer(OWN_EDGES, state.rules.stall_s)
             return Provisioning(state.rules, state.places), (TakeEdges(), arm)
-        case StopAsked() | DrainAsked():
-            ending = Ending("stopped", event.reason)
+        case StopAsked() | DrainAsked() | MoveAsked():
+            moved = isinstance(event, MoveAsked)
+            ending = Ending("moved" if moved else "stopped", event.reason)
             return TornDown(state.rules, state.places, ending, "clean"), (Close(),)
         case NodeLost():
             return state, ()
@@ -486,7 +496,9 @@ def _count(state: Live, event: SequenceBegan | SequenceEnded) -> Step[State, Act
 # ---- ends ----
 
 
-def _end(state: Live, event: Failed | NodeLost | StopAsked | DrainAsked) -> Step[State, Action]:
+def _end(
+    state: Live, event: Failed | NodeLost | StopAsked | DrainAsked | MoveAsked
+) -> Step[State, Action]:
     match event:
         case Failed(fault):
             return _fail(state, fault)
@@ -494,6 +506,8 @@ def _end(state: Live, event: Failed | NodeLost | StopAsked | DrainAsked) -> Step
             return _lose(state, event)
         case StopAsked():
             return _leave(state, Ending("stopped", event.reason))
+        case MoveAsked():
+            return _leave(state, Ending("moved", event.reason))
         case DrainAsked():
             return _drain(state, event)
 

@@ -98,7 +98,8 @@ class Ground(msgspec.Struct, frozen=True):
     ``round`` and ``attempt`` name the round in flight, or in ``Closed`` the next one.  ``tries``
     counts attempts of this round within the present run.  ``patience_s`` replaces the open timeout
     for the present run, and the run ends when it expires.  ``stopping`` is why an operator ends the
-    run behind a commit that is already under way.
+    run behind a commit that is already under way.  ``resting`` nodes are not asked any more; what
+    one of them has bound itself to, it may finish.
     """
 
     rules: Rules
@@ -110,6 +111,12 @@ class Ground(msgspec.Struct, frozen=True):
     tries: int = 0
     patience_s: float | None = None
     stopping: str = ""
+    resting: frozenset[NodeId] = frozenset()
+
+    @property
+    def asked(self) -> tuple[NodeId, ...]:
+        """Who is expected in a round that opens."""
+        return tuple(node for node in self.here if node not in self.resting)
 
 
 class Binding(msgspec.Struct, frozen=True):
@@ -252,6 +259,13 @@ class MemberReady(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
 
 
+class MemberRests(msgspec.Struct, frozen=True, tag=True):
+    """``node``, here or not, is left out of rounds that open later, or (False) is not any more."""
+
+    node: NodeId
+    resting: bool = True
+
+
 class MemberLost(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
     code: str
@@ -363,6 +377,7 @@ class AbortAsked(msgspec.Struct, frozen=True, tag=True):
 Event: TypeAlias = (
     RoundsAsked
     | MemberReady
+    | MemberRests
     | MemberLost
     | Committed
     | Declined
@@ -508,7 +523,7 @@ def transition(state: State, event: Event) -> Step[State, Action]:
     match event:
         case RoundsAsked():
             return _ask(state, event)
-        case MemberReady() | MemberLost() | Progressed():
+        case MemberReady() | MemberRests() | MemberLost() | Progressed():
             return _member(state, event)
         case AbortAsked():
             return _stop(state, event.reason)
@@ -554,15 +569,19 @@ def _open(ground: Ground) -> Step[State, Action]:
     timeout = ground.rules.open_timeout_s if ground.patience_s is None else ground.patience_s
     state = Open(replace(ground, tries=ground.tries + 1))
     return state, (
-        OpenRound(ground.round, ground.attempt, ground.digest, ground.here),
+        OpenRound(ground.round, ground.attempt, ground.digest, ground.asked),
         ArmTimer(Timer.OPEN, timeout),
     )
 
 
-def _member(state: State, event: MemberReady | MemberLost | Progressed) -> Step[State, Action]:
+def _member(
+    state: State, event: MemberReady | MemberRests | MemberLost | Progressed
+) -> Step[State, Action]:
     match event:
         case MemberReady(node):
             return _welcome(state, node)
+        case MemberRests():
+            return _rest(state, event)
         case MemberLost():
             return _lose(state, event)
         case Progressed():
@@ -573,13 +592,31 @@ def _welcome(state: State, node: NodeId) -> Step[State, Action]:
     here = tuple(sorted({*state.ground.here, node}))
     joined = replace(state, ground=replace(state.ground, here=here))
     match joined:
-        case Open():
+        case Open() if node not in joined.ground.resting:
             declined = tuple(d for d in joined.declined if d.node != node)
             bound = tuple(b for b in joined.bound if b.node != node)
             after, actions = _consider_collect(replace(joined, declined=declined, bound=bound))
             return after, (AskAlso(node), *actions)
         case _:
             return joined, ()
+
+
+def _rest(state: State, event: MemberRests) -> Step[State, Action]:
+    ground = state.ground
+    others = ground.resting - {event.node}
+    resting = others | {event.node} if event.resting else others
+    after = replace(state, ground=replace(ground, resting=resting))
+    match after:
+        case Open() if event.resting:
+            return _consider_collect(after)
+        case Open() if event.node in ground.here and not _asked(state, event.node):
+            return _welcome(after, event.node)
+        case _:
+            return after, ()
+
+
+def _asked(state: Open, node: NodeId) -> bool:
+    return node in state.ground.asked or any(b.node == node for b in state.bound)
 
 
 def _lose(state: State, event: MemberLost) -> Step[State, Action]:
@@ -827,8 +864,8 @@ def _consider_sum(state: Unmasking, *, hurry: bool) -> Step[State, Action]:
 
 def _open_verdict(state: Open) -> quorum.Enough | quorum.NotYet:
     declined = {d.node for d in state.declined}
-    asked = frozenset(n for n in state.ground.here if n not in declined)
     bound = frozenset(b.node for b in state.bound)
+    asked = frozenset(n for n in state.ground.asked if n not in declined) | bound
     rules = state.ground.rules
     k = max(rules.quorum, rules.threshold) if rules.masked else rules.quorum
     return quorum.to_collect(k, asked, bound, hurry=state.hurry)
@@ -1190,6 +1227,23 @@ def _abort(ground: Ground, code: str, reason: str, response: Response) -> Step[S
     finish = FinishRun(completed=False, code=code, reason=reason)
     stopped = replace(ground, remaining=0, patience_s=None, stopping="")
     return Aborted(stopped, code, reason, retrying=False), (*cancels, announce, finish)
+
+
+# ---- who takes part ----
+
+
+def participants(state: State) -> frozenset[NodeId]:
+    """The nodes that the round in flight has use for."""
+    match state:
+        case Open(bound=some) | Sharing(bound=some):
+            return frozenset(each.node for each in some)
+        case Collecting(expected=expected, dropped=dropped):
+            gone = {each.node for each in dropped}
+            return frozenset(each.node for each in expected) - gone
+        case Unmasking(contributors=contributors, gone=gone):
+            return frozenset(each.node for each in contributors) - frozenset(gone)
+        case _:
+            return frozenset()
 
 
 # ---- what is waited for ----

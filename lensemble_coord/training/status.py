@@ -1,7 +1,7 @@
 """What the coordinator tells about itself, put together from its parts when it is asked."""
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import msgspec
 import trio
 
 from lensemble.ctl import replies
+from lensemble.ids import NodeId
 from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord.config import CoordinatorConfig
@@ -67,6 +68,7 @@ class Observer:
         self._reception = reception
         self._since = trio.current_time()
         self.refused_by_socket: Mapping[str, int] = {}
+        self.drain_word: Callable[[NodeId], str] = _in_use
 
     def status(self) -> replies.CoordinatorStatus:
         """The whole status, from memory only, so that it answers while a round is busy."""
@@ -224,6 +226,7 @@ class Observer:
                 last_seen_s=now - departure.at,
                 last_reason=departure.reason,
                 epsilon=departure.epsilon,
+                drain=self.drain_word(node),
             )
             for node, departure in self._reception.departed.items()
         ]
@@ -250,6 +253,7 @@ class Observer:
             contributions=doing.contributions,
             refused=dict(session.refused),
             last_reason=doing.last_reason,
+            drain=self.drain_word(session.node),
         )
 
     def _edges(self) -> tuple[replies.EdgeStatus, ...]:
@@ -384,6 +388,10 @@ _REMEDIES = {
     "rounds: `lensemblectl privacy plan`.  What is spent cannot be taken back.",
     "agg_nondeterministic": "Suspect memory or disk of this host; test them before going on.",
 }
+
+
+def _in_use(_: NodeId) -> str:
+    return ""
 
 
 def _counts(state: outer_round.State) -> tuple[int, int]:

@@ -324,6 +324,10 @@ class Store:
         member = self._members.get(node)
         return member.name if member is not None else node[:12]
 
+    def members(self) -> dict[NodeId, str]:
+        """The names of all nodes that were ever admitted."""
+        return {node: member.name for node, member in self._members.items()}
+
     def admitted_before(self, node: NodeId) -> bool:
         return node in self._members
 

@@ -285,7 +285,7 @@ class RoundAudit:
         at = (action.round, action.attempt)
         assert self.opened is None, f"{at} opened while {self.opened} is open"
         assert at > self.last_opened, "an attempt number came twice"
-        assert (action.nodes, action.digest) == (ground.here, ground.digest)
+        assert (action.nodes, action.digest) == (ground.asked, ground.digest)
         self.opened = self.last_opened = at
 
     def _see_end(self, action: r.AnnounceClose | r.AnnounceAbort, before: r.State) -> None:

@@ -177,6 +177,39 @@ def test_a_second_life_that_was_not_reported_lost_binds_again() -> None:
     assert play.feed(committed(B)) == (r.OfferState(B, 0),)
 
 
+def test_a_resting_node_finishes_its_round_and_is_not_asked_again_until_it_wakes() -> None:
+    play = Play(A, B, C).opens(rounds=3).collects(A, B, C)
+    assert play.feed(r.MemberRests(C)) == ()
+    play.sends(A, B, C)
+    assert only(play.commits(), r.OpenRound).nodes == (A, B)
+    play.feed(committed(A))
+    assert only(play.feed(committed(B)), r.BeginCollect).nodes == (A, B)
+    play.sends(A, B)
+    play.feed(lost(C), r.MemberReady(C), r.MemberRests(C, resting=False))
+    assert only(play.commits(), r.OpenRound).nodes == (A, B, C)
+
+
+def test_a_node_that_rests_while_a_round_is_open_is_waited_for_only_if_it_has_bound() -> None:
+    play = Play(A, B, C).opens()
+    play.feed(committed(A), committed(B))
+    assert only(play.feed(r.MemberRests(C)), r.BeginCollect).nodes == (A, B)
+    play = Play(A, B, C).opens()
+    play.feed(committed(A), r.MemberRests(A), committed(B))
+    assert r.waiting(play.state).on == (C,)
+    assert r.participants(play.state) == {A, B}
+    assert only(play.feed(committed(C)), r.BeginCollect).nodes == (A, B, C)
+
+
+def test_whoever_comes_while_it_rests_is_asked_when_it_wakes() -> None:
+    play = Play(A, B).opens()
+    play.feed(r.MemberRests(C))
+    assert play.feed(r.MemberReady(C)) == ()
+    assert play.feed(r.MemberRests(C, resting=False)) == (r.AskAlso(C),)
+    assert play.feed(r.MemberRests(A), r.MemberRests(A, resting=False)) == (r.AskAlso(A),)
+    play.feed(committed(B), r.MemberRests(B))
+    assert play.feed(r.MemberRests(B, resting=False)) == ()
+
+
 def test_declining_ends_the_wait_for_that_node() -> None:
     play = Play(A, B, C).opens()
     play.feed(committed(A), committed(B))
@@ -806,6 +839,7 @@ STATES["pausing"].feed(failed())
 EVENTS: dict[str, r.Event] = {
     "asked": r.RoundsAsked(1),
     "ready": r.MemberReady(D),
+    "rests": r.MemberRests(A),
     "lost": lost(A),
     "committed": committed(A),
     "shares": shares(A),
@@ -830,6 +864,7 @@ TABLE = """
           closed open  sharing collect unmask aggr  align  commit mcommit pause   retry stop
 asked     open   =     =       =       =      =     =      =      =       =       =     open
 ready     =      =     =       =       =      =     =      =      =       =       =     =
+rests     =      =     =       =       =      =     =      =      =       =       =     =
 lost      =      =     =       =       =      =     =      =      =       =       =     =
 committed ?      =     ?       ?       ?      ?     ?      ?      ?       ?       ?     ?
 shares    ?      ?     =       ?       ?      ?     ?      ?      ?       ?       ?     ?
