@@ -144,7 +144,7 @@ class Computation:
         Overwritten by the next call.
         """
         self._row[:] = self._outcome[row]
-        self._head(self._row_tensor, self._logits_tensor)
+        self._head((self._row_tensor, self._logits_tensor))
         return self._logits
 
     # ---- tensors ----
@@ -155,10 +155,12 @@ class Computation:
     def _run(self, rows: int, given: Payload, into: Payload, at: tuple[int, int]) -> None:
         layers = self.layers
         self._replays[rows](
-            self._tensor(given, rows, tokens=layers.embeds),
-            self._tensor(into, rows, tokens=False),
-            layers.start.bind(at[0]),
-            layers.session.bind(at[1]),
+            (
+                self._tensor(given, rows, tokens=layers.embeds),
+                self._tensor(into, rows, tokens=False),
+            ),
+            (layers.start, at[0]),
+            (layers.session, at[1]),
         )
 
     def _tensor(self, payload: Payload, rows: int, *, tokens: bool) -> Tensor:
@@ -180,7 +182,7 @@ class Computation:
         self._row_tensor = engine.over(row, 1, facts.hidden)
         self._logits_tensor = engine.over(logits, 1, facts.vocabulary)
         self._head = Replay(self.layers.logits)
-        self._head(self._row_tensor, self._logits_tensor)
+        self._head((self._row_tensor, self._logits_tensor))
 
 
 def _nothing() -> None:
