@@ -182,7 +182,7 @@ def _address(place: UOp) -> int:
     """Where the memory of a realised tensor begins."""
     memory = place.buffer
     if isinstance(memory, MultiBuffer):
-        raise AssertionError("a tensor that is spread over several devices")
+        raise TypeError("a tensor that is spread over several devices")
     return int(memory.ensure_allocated().get_buf(HOST).va_addr)
 
 
