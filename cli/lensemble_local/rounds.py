@@ -17,11 +17,14 @@ from lensemble.ids import Digest, NodeId
 from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
 from lensemble.params import FlatParameters, parameter_digest
 from lensemble.secagg.field import FieldVector
+from lensemble.secagg.plan import WORD_BYTES, FieldPlan, words_of
+from lensemble.secagg.scale import Moments, next_code, why_wide
 from lensemble.workload import Workload, layout
 from lensemble_coord.training import aggregate
 from lensemble_node.worker.training.kinds import RoundOrder
 from lensemble_node.worker.training.local_round import Release, Trainer
 from lensemble_node.worker.training.source import DataSource
+from lensemble_node.worker.training.words import Words
 
 
 class Trains(Protocol):
@@ -66,21 +69,24 @@ def trainers(workload: Workload, data: Mapping[str, Path], state_dir: Path) -> l
 class Federation:
     """The global state and its nodes; ``parameters`` and ``velocity`` are float32, flat.
 
-    ``bend`` is done to the sum of every round; a control experiment gives one.
+    ``bend`` is done to the words of the sum of every round; a control experiment gives one.
     """
 
     workload: Workload
     nodes: Sequence[Trains]
     parameters: FlatParameters
-    bend: Callable[[FieldVector], FieldVector] = lambda words: words
+    bend: Callable[[Words], Words] = lambda words: words
     velocity: FlatParameters = field(init=False)
     index: int = field(default=0, init=False)
+    plan: FieldPlan = field(init=False)
+    """Of the words of the next round."""
     releases: list[Release] = field(default_factory=list, init=False)
     """Of the last round."""
 
     def __post_init__(self) -> None:
         self.parameters = self.parameters.copy()
         self.velocity = np.zeros_like(self.parameters)
+        self.plan = FieldPlan(layout(self.workload), self.workload.room)
 
     @property
     def digest(self) -> Digest:
@@ -100,6 +106,7 @@ class Federation:
             global_step=self.index * self.workload.inner.steps,
             progress=lambda _step, _loss: None,
             should_stop=lambda: False,
+            plan=self.plan.code,
         )
         present = [node for number, node in enumerate(self.nodes) if number not in absent]
         prior = self.parameters.copy()
@@ -115,12 +122,28 @@ class Federation:
             Held(NodeId(str(number)), release.vector)
             for number, release in enumerate(self.releases)
         ]
-        step, start = OuterStep(step_terms(workload, count)), 0
-        nbytes = self.parameters.nbytes
-        for words in aggregate.summed_pieces(updates, nbytes, 4 * PIECE_WORDS):
-            signed = words.view(np.int32)
-            largest = max(int(signed.max()), -int(signed.min()))
-            aggregate.require_plausible(largest, count, workload.room)
-            part = slice(start, start + len(words))
-            step.apply(self.parameters[part], self.velocity[part], self.bend(words))
-            start = part.stop
+        plan, peaks, start = self.plan, aggregate.Peaks(self.plan), 0
+        total = np.empty(plan.nbytes // WORD_BYTES, dtype=np.uint32)
+        for words in aggregate.summed_pieces(updates, plan):
+            peaks.include(start, words)
+            total[start // WORD_BYTES : start // WORD_BYTES + len(words)] = words
+            start += words.nbytes
+        facts = peaks.facts(Digest(""), Path(), count)
+        aggregate.require_plausible(facts, plan, workload.room)
+        self._advance(total, count)
+
+    def _advance(self, total: FieldVector, count: int) -> None:
+        """Take the outer step from the sum ``total`` of ``count`` updates, and plan the next."""
+        workload, plan, raw = self.workload, self.plan, total.data.cast("B")
+        if not why_wide(workload):
+            moments = Moments(plan)
+            moments.include(0, plan.layout.size, raw)
+            self.plan = FieldPlan(plan.layout, workload.room, next_code(moments, count))
+        for span in plan.spans(0, plan.tail):
+            words = words_of(total, span)
+            words[:] = self.bend(words)
+        step = OuterStep(step_terms(workload, count))
+        for first in range(0, len(self.parameters), PIECE_WORDS):
+            part = slice(first, min(len(self.parameters), first + PIECE_WORDS))
+            sums = raw[plan.byte_of(first) :]
+            step.apply_planned(self.parameters[part], self.velocity[part], plan, first, sums)

@@ -274,6 +274,12 @@ def words_of(piece: FieldVector, span: Span) -> NDArray[np.unsignedinteger]:
     return inside if span.bits == 32 else inside.view(np.uint16)
 
 
+def signed_of(piece: FieldVector, span: Span) -> NDArray[np.signedinteger]:
+    """The words of ``span`` in ``piece``, as the signed numbers that they stand for."""
+    words = words_of(piece, span)
+    return words.view(np.int32) if span.bits == 32 else words.view(np.int16)
+
+
 def signed_words(raw: memoryview, start: int, count: int, bits: int) -> NDArray[np.signedinteger]:
     """``count`` words from byte ``start`` of ``raw``, as the signed numbers that they stand for."""
     dtype = "<i4" if bits == 32 else "<i2"

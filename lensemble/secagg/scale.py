@@ -58,7 +58,7 @@ class Scaled(Protocol):
 class Moments:
     """Sums of squares of the words of a revealed sum, tensor by tensor, in whole numbers.
 
-    It is fed the words in order of coordinates, in any pieces, and then the tail.
+    It is fed the words in order of coordinates, in any pieces, the last of them with the tail.
     """
 
     def __init__(self, plan: FieldPlan) -> None:
@@ -68,8 +68,11 @@ class Moments:
         self.clipped = (0,) * len(plan.narrow)
         self._tensor = 0
 
-    def include(self, first: int, raw: memoryview, count: int) -> None:
-        """Take ``count`` coordinates from ``first`` on; ``raw`` begins at ``byte_of(first)``."""
+    def include(self, first: int, count: int, raw: memoryview) -> None:
+        """Take ``count`` coordinates from ``first`` on; ``raw`` begins at ``byte_of(first)``.
+
+        With the last coordinates ``raw`` goes on to the end of the sum.
+        """
         base, last = self.plan.byte_of(first), first + count
         tensors = self.plan.layout.tensors
         while first < last:
@@ -81,11 +84,9 @@ class Moments:
             if end == tensor.offset + tensor.size:
                 self._tensor += 1
             first = end
-
-    def include_tail(self, raw: memoryview) -> None:
-        """Take the counters of ``raw``, the tail of the sum; empty if there is none."""
-        counters = np.frombuffer(raw, dtype="<u4")
-        self.clipped = tuple(int(each) for each in counters[1:])
+        if last == self.plan.layout.size:
+            counters = np.frombuffer(raw, dtype="<u4", offset=self.plan.tail - base)
+            self.clipped = tuple(counters[1:].tolist())
 
 
 def square_sum(words: NDArray[np.signedinteger]) -> int:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -25,10 +25,11 @@ from lensemble.errors import (
 )
 from lensemble.files import PART_PREFIX, PIECE_BYTES
 from lensemble.ids import Digest, NodeId
-from lensemble.params import PARAMETER_BYTES, ParamLayout
 from lensemble.secagg.field import FieldTerms, bound, limit, reach
+from lensemble.secagg.plan import WORD_BYTES, FieldPlan, signed_of
 
 SUM_SUFFIX = ".u32"
+_MALFORMED = "An update was malformed or a mask was not removed; the round is tried again."
 
 
 class Addend(Protocol):
@@ -53,12 +54,38 @@ class Addend(Protocol):
 
 
 class SumFacts(msgspec.Struct, frozen=True):
-    """A field sum at rest in ``path``; ``largest`` is its greatest magnitude, in field units."""
+    """A field sum at rest in ``path``."""
 
     field_sum_digest: Digest
     path: Path
     count: int
     largest: int
+    """Greatest magnitude of a word of 32 bits, in field units."""
+    largest_narrow: int = 0
+    """Of a word of 16 bits."""
+    tail: tuple[int, ...] = ()
+
+
+class Peaks:
+    """Greatest magnitudes of the words of a sum, and its tail, taken piece by piece."""
+
+    def __init__(self, plan: FieldPlan) -> None:
+        self._plan = plan
+        self.of = {16: 0, 32: 0}
+        self.tail: tuple[int, ...] = ()
+
+    def include(self, start: int, piece: NDArray[np.uint32]) -> None:
+        """Take ``piece`` (uint32), which is that from byte ``start`` on; pieces come in order."""
+        first = max(0, min(len(piece), (self._plan.tail - start) // WORD_BYTES))
+        self.tail += tuple(piece[first:].tolist())
+        for span in self._plan.spans(start, start + first * WORD_BYTES):
+            signed = signed_of(piece, span)
+            largest = max(int(signed.max()), -int(signed.min()))
+            self.of[span.bits] = max(self.of[span.bits], largest)
+
+    def facts(self, digest: Digest, path: Path, count: int) -> SumFacts:
+        """All that is known of the sum of ``count`` updates once it was taken whole."""
+        return SumFacts(digest, path, count, self.of[32], self.of[16], self.tail)
 
 
 def count_of(addends: Sequence[Addend]) -> int:
@@ -67,70 +94,72 @@ def count_of(addends: Sequence[Addend]) -> int:
 
 
 def summed_pieces(
-    addends: Sequence[Addend], nbytes: int, piece_bytes: int = PIECE_BYTES
+    addends: Sequence[Addend], plan: FieldPlan, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[NDArray[np.uint32]]:
-    """The sum modulo 2**32 in order (uint32); each piece is valid until the next is asked for.
+    """The sum in order, each word modulo its own width; a piece is valid until the next.
+
+    Pieces are uint32 arrays of the sum's bytes, whatever the widths of the words in them.
 
     Raises:
         AggregationError: no addend, or one that is not whole.
     """
     if not addends:
         raise AggregationError("there is no update to sum")
+    nbytes = plan.nbytes
     for each in addends:
         if each.total_bytes != nbytes or not each.complete:
             raise AggregationError(f"the update of {each.participant} is not whole")
-    words = piece_bytes // PARAMETER_BYTES
+    words = piece_bytes // WORD_BYTES
     total = np.empty(words, dtype=np.uint32)
     term = np.empty(words, dtype=np.uint32)
-    for offset in range(0, nbytes, words * PARAMETER_BYTES):
-        size = min(words, (nbytes - offset) // PARAMETER_BYTES)
+    for offset in range(0, nbytes, words * WORD_BYTES):
+        size = min(words, (nbytes - offset) // WORD_BYTES)
         piece, other = total[:size], term[:size]
         addends[0].read_into(offset, piece.data.cast("B"))
         for each in addends[1:]:
             each.read_into(offset, other.data.cast("B"))
-            np.add(piece, other, out=piece)
+            plan.add(offset, piece, other)
         yield piece
 
 
-def fold(addends: Sequence[Addend], layout: ParamLayout, out: Path) -> SumFacts:
+def fold(addends: Sequence[Addend], plan: FieldPlan, out: Path) -> SumFacts:
     """Sum ``addends`` into the file ``out`` and flush it.
 
     Raises:
         AggregationError: no addend, or one that is not whole.
         StorageError: the file system refuses.
     """
-    running, largest, offset = SumDigest(layout), 0, 0
-    with files.storage(out, layout.nbytes):
+    running, peaks, offset = SumDigest(plan), Peaks(plan), 0
+    with files.storage(out, plan.nbytes):
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, layout.nbytes)
+            os.posix_fallocate(fd, 0, plan.nbytes)
             reached("sum.begun")
-            for piece in summed_pieces(addends, layout.nbytes):
+            for piece in summed_pieces(addends, plan):
                 raw = piece.data.cast("B")
                 running.update(raw)
                 files.write_all(fd, raw, offset)
+                peaks.include(offset, piece)
                 offset += len(raw)
-                signed = piece.view(np.int32)
-                largest = max(largest, int(signed.max()), -int(signed.min()))
             reached("sum.written")
             os.fsync(fd)
             reached("sum.flushed")
         finally:
             os.close(fd)
-    return SumFacts(running.hexdigest(), out, count_of(addends), largest)
+    return peaks.facts(running.hexdigest(), out, count_of(addends))
 
 
-def sum_digest(addends: Sequence[Addend], layout: ParamLayout) -> Digest:
+def sum_digest(addends: Sequence[Addend], plan: FieldPlan) -> Digest:
     """The digest of the sum of ``addends``, derived anew and written nowhere."""
-    running = SumDigest(layout)
-    for piece in summed_pieces(addends, layout.nbytes):
+    running = SumDigest(plan)
+    for piece in summed_pieces(addends, plan):
         running.update(piece.data.cast("B"))
     return running.hexdigest()
 
 
 def derive_sum(
     addends: Sequence[Addend],
-    layout: ParamLayout,
+    plan: FieldPlan,
     field: FieldTerms,
     directory: Path,
     differed: Callable[[Digest, Digest], None] = lambda *_: None,
@@ -150,8 +179,8 @@ def derive_sum(
     with files.storage(directory):
         files.make_directory(directory)
     try:
-        facts = _derive_equal(addends, layout, part, differed)
-        require_plausible(facts.largest, facts.count, field)
+        facts = _derive_equal(addends, plan, part, differed)
+        require_plausible(facts, plan, field)
         target = directory / (facts.field_sum_digest + SUM_SUFFIX)
         with files.storage(target):
             part.replace(target)
@@ -165,14 +194,14 @@ def derive_sum(
 
 def _derive_equal(
     addends: Sequence[Addend],
-    layout: ParamLayout,
+    plan: FieldPlan,
     part: Path,
     differed: Callable[[Digest, Digest], None],
 ) -> SumFacts:
     for last in (False, True):
         with ThreadPoolExecutor(1, "second-sum") as beside:
-            second = beside.submit(sum_digest, addends, layout)
-            facts = fold(addends, layout, part)
+            second = beside.submit(sum_digest, addends, plan)
+            facts = fold(addends, plan, part)
             again = second.result()
         if again == facts.field_sum_digest:
             return facts
@@ -183,53 +212,118 @@ def _derive_equal(
     )
 
 
-def require_plausible(largest: int, count: int, field: FieldTerms) -> None:
-    """Refuse a sum that ``count`` updates within the field's bound cannot have.
+def require_plausible(facts: SumFacts, plan: FieldPlan, field: FieldTerms) -> None:
+    """Refuse a sum that so many updates within the field's bounds cannot have.
 
     A mask that was not removed leaves uniform words, which fail this at once.
 
     Raises:
         AggregationError: it is out of reach.
     """
-    most = reach(field, count)
-    if largest > most:
+    count = facts.count
+    for bits, largest, most in (
+        (32, facts.largest, reach(field, count)),
+        (16, facts.largest_narrow, count * plan.limit),
+    ):
+        if largest > most:
+            raise AggregationError(
+                f"the sum of {count} updates reaches {largest} field units in words of {bits} "
+                f"bits; at most {most} can be",
+                _MALFORMED,
+            )
+    if plan.all_wide:
+        return
+    said, *clipped = facts.tail
+    sizes = [each.last - each.first for each in plan.narrow]
+    if said != count or any(n > count * size for n, size in zip(clipped, sizes, strict=True)):
         raise AggregationError(
-            f"the sum of {count} updates reaches {largest} field units; at most {most} can be",
-            "An update was malformed or a mask was not removed; the round is tried again.",
+            f"the tail of the sum of {count} updates says {said}, and {max(clipped)} coordinates "
+            "cut off in one tensor",
+            _MALFORMED,
         )
 
 
-def check_update(update: Addend, layout: ParamLayout, field: FieldTerms) -> None:
+def check_update(update: Addend, plan: FieldPlan, field: FieldTerms) -> None:
     """Refuse a plain update that has a coordinate over the field's bound; a masked one has none.
 
     Raises:
         ContractViolation: names the participant, the coordinate and its value.
     """
-    most, start = limit(field), 0
-    for piece in summed_pieces([update], layout.nbytes):
-        signed = piece.view(np.int32)
-        if int(signed.max()) > most or int(signed.min()) < -most:
-            at = int(np.flatnonzero((signed > most) | (signed < -most))[0])
-            value = int(signed[at]) * 2.0**-field.k
-            raise ContractViolation(
-                f"coordinate {start + at} of the update of {update.participant} is {value:g}; "
-                f"the field's bound is {bound(field):g}",
-                "Clip the release of that node, or lower `field.k` of the workload.",
-            )
-        start += len(signed)
+    start = 0
+    for piece in summed_pieces([update], plan):
+        coordinates = max(0, min(piece.nbytes, plan.tail - start))
+        for span in plan.spans(start, start + coordinates):
+            signed = signed_of(piece, span)
+            most = limit(field) if span.bits == 32 else plan.limit
+            if int(signed.max()) > most or int(signed.min()) < -most:
+                at = int(np.flatnonzero((signed > most) | (signed < -most))[0])
+                where = plan.coordinate_at(start + span.start + at * span.bits // 8)
+                raise _over_bound(update, plan, field, where, int(signed[at]))
+        start += piece.nbytes
+
+
+def _over_bound(
+    update: Addend, plan: FieldPlan, field: FieldTerms, coordinate: int, word: int
+) -> ContractViolation:
+    segment = plan.segment_of(coordinate)
+    most = bound(field) if segment.bits == 32 else plan.limit * 2.0**-segment.k
+    return ContractViolation(
+        f"coordinate {coordinate} of the update of {update.participant} is "
+        f"{word * 2.0**-segment.k:g}; the field's bound is {most:g}",
+        "Clip the release of that node, or lower `field.k` of the workload.",
+    )
 
 
 def sum_pieces(
-    path: Path, layout: ParamLayout, piece_bytes: int = PIECE_BYTES
+    path: Path, plan: FieldPlan, piece_bytes: int = PIECE_BYTES
 ) -> Generator[memoryview, None, None]:
     """The bytes of a stored sum in order; a piece is valid until the next is asked for.
 
     Raises:
-        AggregationError: the file is not as long as the layout.
+        AggregationError: the file is not as long as the plan says.
         StorageError: missing or unreadable.
     """
     with files.storage(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != layout.nbytes:
-            raise AggregationError(f"{path}: {size} bytes instead of {layout.nbytes}")
+        size = _require_size(path, file.fileno(), plan)
         yield from files.read_pieces(file.fileno(), 0, size, piece_bytes)
+
+
+class Part(NamedTuple):
+    """So many coordinates of a sum from ``first`` on; ``raw`` begins at ``byte_of(first)``."""
+
+    first: int
+    coordinates: int
+    raw: memoryview
+
+
+def sum_parts(path: Path, plan: FieldPlan, coordinates: int) -> Generator[Part, None, None]:
+    """The bytes of a stored sum, in parts of so many coordinates; the last one has the tail, too.
+
+    A part is valid until the next is asked for.
+
+    Raises:
+        AggregationError: the file is not as long as the plan says.
+        StorageError: missing or unreadable.
+    """
+    size = plan.layout.size
+    with files.storage(path), path.open("rb") as file:
+        nbytes = _require_size(path, file.fileno(), plan)
+        room = memoryview(bytearray(min(nbytes, _most_bytes(plan, coordinates))))
+        for first in range(0, size, coordinates):
+            last = min(size, first + coordinates)
+            start, stop = plan.byte_of(first), plan.byte_of(last) if last < size else nbytes
+            raw = room[: stop - start]
+            files.read_exactly(file.fileno(), raw, start)
+            yield Part(first, last - first, raw)
+
+
+def _most_bytes(plan: FieldPlan, coordinates: int) -> int:
+    """The most that so many coordinates can take up, filling words and tail among it."""
+    return WORD_BYTES * coordinates + plan.nbytes - plan.tail
+
+
+def _require_size(path: Path, fd: int, plan: FieldPlan) -> int:
+    size = os.fstat(fd).st_size
+    if size != plan.nbytes:
+        raise AggregationError(f"{path}: {size} bytes instead of {plan.nbytes}")
+    return size

@@ -28,15 +28,18 @@ from lensemble.errors import CheckpointIntegrityError
 from lensemble.files import PIECE_BYTES
 from lensemble.ids import Digest
 from lensemble.outer_step import OuterStep, step_terms
-from lensemble.params import ParameterDigest, ParamLayout
+from lensemble.params import PARAMETER_BYTES, ParameterDigest, ParamLayout
+from lensemble.secagg.plan import FieldPlan
+from lensemble.secagg.scale import Moments, next_code, why_wide
 from lensemble.workload import Workload
-from lensemble_coord.training.aggregate import SUM_SUFFIX, sum_pieces
+from lensemble_coord.training.aggregate import SUM_SUFFIX, Part, sum_parts
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.ledger import Ledger
 from lensemble_coord.training.record import GENESIS_ROUND
 from lensemble_coord.training.rows import ArtifactKind
 
 HASHING_THREADS = 4
+PIECE_WORDS = PIECE_BYTES // PARAMETER_BYTES
 Result = TypeVar("Result")
 KINDS: tuple[ArtifactKind, ...] = ("weights", "momentum", "sum")
 
@@ -49,6 +52,8 @@ class StepInputs(msgspec.Struct, frozen=True):
     prior_momentum_digest: Digest | None
     field_sum_digest: Digest
     contributors: int
+    plan: bytes = b""
+    """Of the words of the sum, as ``FieldPlan`` takes it."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -56,6 +61,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
     next_digest: Digest
     momentum_digest: Digest
+    next_plan: bytes = b""
+    """Of the words of the round that follows."""
 
 
 def zeros(nbytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
@@ -87,24 +94,25 @@ def apply_outer_step(
         CheckpointWriter(directory.checkpoints, layout, weights_of) as weights,
         CheckpointWriter(directory.momentum, layout, momentum_of) as momentum,
     ):
-        offset, read = 0, _Inputs(directory, layout, inputs, pool)
-        for parameters, before, words in read.pieces():
+        plan = FieldPlan(layout, workload.room, inputs.plan)
+        offset, read = 0, _Inputs(directory, plan, inputs, pool, follow=not why_wide(workload))
+        for parameters, before, part in read.pieces():
             w = np.frombuffer(parameters, dtype=np.float32).copy()
             v = np.frombuffer(before, dtype=np.float32).copy()
-            step.apply(w, v, np.frombuffer(words, dtype=np.uint32))
+            step.apply_planned(w, v, plan, part.first, part.raw)
             _together(
                 pool,
                 partial(weights.write, offset, w.data.cast("B")),
                 partial(momentum.write, offset, v.data.cast("B")),
             )
-            offset += len(words)
+            offset += len(parameters)
         next_digest, momentum_digest = _together(pool, weights.commit, momentum.commit)
         _together(
             pool,
             open_checkpoint(directory.checkpoint(next_digest)).verify,
             open_checkpoint(directory.momentum_of(momentum_digest)).verify,
         )
-    return Prepared(next_digest, momentum_digest)
+    return Prepared(next_digest, momentum_digest, read.next_plan)
 
 
 def _together(pool: ThreadPoolExecutor, *calls: Callable[[], Result]) -> list[Result]:
@@ -113,15 +121,21 @@ def _together(pool: ThreadPoolExecutor, *calls: Callable[[], Result]) -> list[Re
 
 
 class _Inputs:
-    """The three vectors that go into a step, piece by piece, and their running digests."""
+    """The three vectors that go into a step, piece by piece, and what is derived from them.
+
+    That is their digests, and with ``follow`` the plan of the next round.
+    """
 
     def __init__(
         self,
         directory: StateDirectory,
-        layout: ParamLayout,
+        plan: FieldPlan,
         inputs: StepInputs,
         pool: ThreadPoolExecutor,
+        *,
+        follow: bool,
     ) -> None:
+        layout = plan.layout
         self._inputs = inputs
         self._pool = pool
         prior = open_checkpoint(directory.checkpoint(inputs.prior_digest))
@@ -130,28 +144,35 @@ class _Inputs:
         if inputs.prior_momentum_digest is not None:
             momentum = open_checkpoint(directory.momentum_of(inputs.prior_momentum_digest))
             self._velocity = momentum.pieces()
-        self._sums = sum_pieces(directory.sum(inputs.field_sum_digest), layout)
+        self._sums = sum_parts(directory.sum(inputs.field_sum_digest), plan, PIECE_WORDS)
+        self._moments = Moments(plan) if follow else None
+        self.next_plan = b""
         self._digests: tuple[ParameterDigest | SumDigest, ...] = (
             ParameterDigest(layout),
             ParameterDigest(layout),
-            SumDigest(layout),
+            SumDigest(plan),
         )
 
-    def pieces(self) -> Iterator[tuple[memoryview, memoryview, memoryview]]:
+    def pieces(self) -> Iterator[tuple[memoryview, memoryview, Part]]:
         """Parameters, momentum and sum; each piece is valid until the next is asked for.
 
         Raises:
             CheckpointIntegrityError: at the end, if one of them does not have its digest.
         """
         for pieces in zip(self._prior, self._velocity, self._sums, strict=True):
+            *vectors, part = pieces
             hashing = [
                 self._pool.submit(digest.update, piece)
-                for digest, piece in zip(self._digests, pieces, strict=True)
+                for digest, piece in zip(self._digests, (*vectors, part.raw), strict=True)
             ]
+            if self._moments is not None:
+                hashing.append(self._pool.submit(self._moments.include, *part))
             yield pieces
             for future in hashing:
                 future.result()
         self._require()
+        if self._moments is not None:
+            self.next_plan = next_code(self._moments, self._inputs.contributors)
 
     def _require(self) -> None:
         prior, momentum, field_sum = (digest.hexdigest() for digest in self._digests)

@@ -26,6 +26,7 @@ from lensemble.errors import (
 from lensemble.ids import Digest, NodeId
 from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
+from lensemble.secagg.plan import FieldPlan
 from lensemble.wire import fence, messages
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import budget, outer_round, record
@@ -343,7 +344,11 @@ class Rounds:
             inner_steps=self.workload.inner.steps,
             global_step=action.round * self.workload.inner.steps,
             state_bytes=self.layout.nbytes,
-            field=messages.FieldParams(k=self.workload.field.k, n_max=self.workload.field.n_max),
+            field=messages.FieldParams(
+                k=self.workload.field.k,
+                n_max=self.workload.field.n_max,
+                plan=self.store.plan.code,
+            ),
             spent_before=self._spent_before[1] if self._spent_before[0] == action.round else 0,
             answer_within_s=ground.rules.open_timeout_s if patience is None else patience,
         )
@@ -426,6 +431,11 @@ class Rounds:
             return ""
         return f"the coordinator is at round {ground.round} attempt {ground.attempt}"
 
+    @property
+    def plan(self) -> FieldPlan:
+        """Of the words of the updates of this round."""
+        return self.store.plan
+
     def expects(self, node: NodeId, round_index: int, attempt: int) -> str:
         """Why an update of ``node`` for this attempt is not wanted; empty if it is."""
         state = self.state
@@ -481,7 +491,7 @@ class Rounds:
             if at != now or not isinstance(self.state, outer_round.Aggregating):
                 # It was aborted while the sum of an earlier attempt was waited for.
                 raise RoundError(f"round {at[0]} attempt {at[1]} ended before it was summed")
-            addends: list[Addend] = [*spooled, *await self._masks.leftover(self.layout.nbytes)]
+            addends: list[Addend] = [*spooled, *await self._masks.leftover(self.store.plan)]
             field_sum = await trio.to_thread.run_sync(self.store.derive_sum, addends)
         return outer_round.SumDerived(*at, field_sum)
 

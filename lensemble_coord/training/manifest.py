@@ -53,7 +53,8 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sketch_seeds: tuple[int, ...]
     """Of each round that is asked for, from ``first_round`` on."""
     aggregation: str
-    field_bits: int
+    field_bits: int | str
+    """32, or "auto": the record of each round pins the widths of the next."""
     field_k: int
     field_n_max: int
     aggregation_dtype: str
@@ -112,7 +113,7 @@ def plan_run(ledger: Ledger, run: str, rounds: int, aggregation: str) -> RunMani
             seeds.sketch(workload.root_seed, t) for t in range(first, first + rounds)
         ),
         aggregation=aggregation,
-        field_bits=32,
+        field_bits=workload.field.bits,
         field_k=workload.field.k,
         field_n_max=workload.field.n_max,
         aggregation_dtype=workload.outer.dtype,

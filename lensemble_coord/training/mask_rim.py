@@ -8,6 +8,7 @@ import trio
 
 from lensemble.errors import InvariantError, LensembleError, SecureAggregationError
 from lensemble.ids import FederationId, NodeId
+from lensemble.secagg.plan import FieldPlan
 from lensemble.wire import messages
 from lensemble_coord.training import outer_round, record
 from lensemble_coord.training.aggregate import Addend
@@ -138,7 +139,7 @@ class MaskRim:
             case _:
                 return False
 
-    async def leftover(self, nbytes: int) -> list[Addend]:
+    async def leftover(self, plan: FieldPlan) -> list[Addend]:
         """What takes the masks off the sum, as an addend; nothing in a plain attempt.
 
         Raises:
@@ -146,7 +147,7 @@ class MaskRim:
         """
         if self._masking is None:
             return []
-        return [Leftover(await trio.to_thread.run_sync(self._masking.reveal), nbytes)]
+        return [Leftover(await trio.to_thread.run_sync(self._masking.reveal), plan)]
 
     def transcript(self) -> record.Masking | None:
         """For the record of the round; None in a plain attempt."""

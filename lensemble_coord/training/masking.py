@@ -13,10 +13,10 @@ import numpy as np
 from lensemble import identity
 from lensemble.errors import SecureAggregationError
 from lensemble.ids import FederationId, NodeId
-from lensemble.params import PARAMETER_BYTES
 from lensemble.secagg.keys import Context, PublicKeys
 from lensemble.secagg.masks import MaskStream, Term
 from lensemble.secagg.participant import Answer, unmask_payload
+from lensemble.secagg.plan import WORD_BYTES, FieldPlan
 from lensemble.secagg.roster import Roster
 from lensemble.secagg.shares import Dealing, check_dealing, envelopes_for
 from lensemble.secagg.unmask import Recovery, Revealed, leftover
@@ -27,22 +27,23 @@ from lensemble_coord.training import record
 class Leftover:
     """The masks left in a sum, as an addend that takes them off; readable from several threads."""
 
-    def __init__(self, terms: tuple[Term, ...], total_bytes: int) -> None:
-        self.total_bytes = total_bytes
+    def __init__(self, terms: tuple[Term, ...], plan: FieldPlan) -> None:
+        self.total_bytes = plan.nbytes
         self.participant = NodeId("the masks")
         self.complete = True
         self.updates = 0
         self._terms = terms
+        self._plan = plan
         self._streams = threading.local()
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` (bytes, whole words) with the negated masks from byte ``offset``."""
         if not hasattr(self._streams, "mine"):
             # A stream is one thread's; equal terms give equal streams.
-            self._streams.mine = MaskStream(self._terms)
+            self._streams.mine = MaskStream(self._terms, self._plan)
         words = np.frombuffer(into, dtype=np.uint32)
         words[:] = 0
-        self._streams.mine.subtract(offset // PARAMETER_BYTES, words)
+        self._streams.mine.subtract(offset // WORD_BYTES, words)
 
 
 class Masking:

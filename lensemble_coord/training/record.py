@@ -17,6 +17,7 @@ GENESIS_ROUND = -1
 MAX_REASON = 1000
 _RECORD_TAG = b"lensemble/ledger-record/v1\x00"
 
+PlanHex = Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){1,65536}\Z")]
 SignatureHex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{128}\Z")]
 
 
@@ -82,7 +83,14 @@ class ContributionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """None if the coordinator saw each update."""
     rejected: Rejection | UnsetType = UNSET
     """Left out of the canonical JSON unless it is set."""
+    next_plan: PlanHex | UnsetType = UNSET
+    """Of the words of the round that follows, where any of them has 16 bits; see ``scale``."""
     prev_record_hash: Hash | None
+
+    @property
+    def following(self) -> bytes:
+        """``next_plan`` as ``FieldPlan`` takes it."""
+        return bytes.fromhex(self.next_plan) if isinstance(self.next_plan, str) else b""
 
     @property
     def stepped(self) -> tuple[str | None, str | None]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -17,8 +18,10 @@ from lensemble.checkpoint import open_checkpoint
 from lensemble.ids import Digest
 from lensemble.outer_step import OuterStep, step_terms
 from lensemble.params import PARAMETER_BYTES, FlatParameters, ParameterDigest, ParamLayout
+from lensemble.secagg.plan import FieldPlan
+from lensemble.secagg.scale import Moments, next_code
 from lensemble.workload import Workload
-from lensemble_coord.training.aggregate import sum_pieces
+from lensemble_coord.training.aggregate import Part, sum_parts
 from lensemble_coord.training.commit import zeros
 from lensemble_coord.training.directory import StateDirectory
 from lensemble_coord.training.record import ContributionRecord
@@ -33,6 +36,8 @@ class Replayed(msgspec.Struct, frozen=True):
     round: int
     next_digest: Digest
     momentum_digest: Digest
+    next_plan: bytes | None = None
+    """Of the words of the round that follows; None where the record leaves it at 32 bits."""
 
 
 class _Round:
@@ -42,19 +47,23 @@ class _Round:
         self,
         record: ContributionRecord,
         workload: Workload,
-        layout: ParamLayout,
-        pieces: Iterator[memoryview],
+        plan: FieldPlan,
+        parts: Iterator[Part],
     ) -> None:
+        layout = plan.layout
         self.round = record.round
+        self._count = record.c_t
+        self._plan = plan
+        self._moments = Moments(plan) if record.following else None
         self._adopted = not record.refusal
         self._step = OuterStep(step_terms(workload, record.c_t), PIECE_WORDS)
-        self._pieces = pieces
+        self._parts = parts
         self._weights = ParameterDigest(layout)
         self._momentum = ParameterDigest(layout)
 
     def advance(
         self, w: FlatParameters, v: FlatParameters, pool: ThreadPoolExecutor
-    ) -> tuple["Future[None]", "Future[None]"]:
+    ) -> tuple["Future[None]", ...]:
         """Take one piece of parameters and momentum (float32) through this round, in place.
 
         Of a round whose step was rejected they stay as they are.  What comes back is done once
@@ -62,14 +71,19 @@ class _Round:
         """
         if not self._adopted:
             w, v = w.copy(), v.copy()
-        self._step.apply(w, v, np.frombuffer(next(self._pieces), dtype=np.uint32))
-        return (
+        part = next(self._parts)
+        self._step.apply_planned(w, v, self._plan, part.first, part.raw)
+        hashing = (
             pool.submit(self._weights.update, memoryview(w.tobytes())),
             pool.submit(self._momentum.update, memoryview(v.tobytes())),
         )
+        if self._moments is None:
+            return hashing
+        return (*hashing, pool.submit(self._moments.include, *part))
 
     def result(self) -> Replayed:
-        return Replayed(self.round, self._weights.hexdigest(), self._momentum.hexdigest())
+        plan = None if self._moments is None else next_code(self._moments, self._count)
+        return Replayed(self.round, self._weights.hexdigest(), self._momentum.hexdigest(), plan)
 
 
 def replay(
@@ -94,9 +108,11 @@ def replay(
         velocity = open_checkpoint(directory.momentum_of(base.momentum_digest)).pieces(0, size)
     with ExitStack() as opened:
         rounds = []
-        for record in later:
-            sums = sum_pieces(directory.sum(record.field_sum_digest or Digest("")), layout, size)
-            rounds.append(_Round(record, workload, layout, opened.enter_context(closing(sums))))
+        for before_it, record in pairwise((base, *later)):
+            plan = FieldPlan(layout, workload.room, before_it.following)
+            named = directory.sum(record.field_sum_digest or Digest(""))
+            parts = opened.enter_context(closing(sum_parts(named, plan, PIECE_WORDS)))
+            rounds.append(_Round(record, workload, plan, parts))
         pool = opened.enter_context(ThreadPoolExecutor(os.cpu_count(), "replay"))
         done = 0
         for parameters, before in zip(start, velocity, strict=True):

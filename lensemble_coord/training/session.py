@@ -33,6 +33,7 @@ from lensemble.errors import (
 from lensemble.ids import Digest, EdgeId, FederationId, NodeId, SlotIndex
 from lensemble.logs import logger
 from lensemble.params import ParamLayout
+from lensemble.secagg.plan import FieldPlan
 from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.wire import codec, fence, messages
@@ -60,6 +61,9 @@ class Desk(Protocol):
     """What a session needs of the rounds it serves."""
 
     async def hear(self, event: outer_round.Event) -> None: ...
+
+    @property
+    def plan(self) -> FieldPlan: ...
 
     def elsewhere(self, round_index: int, attempt: int) -> str: ...
 
@@ -397,14 +401,14 @@ class Session:
         if not identity.verify(self.node, message.signature, self._payload(message)):
             self.refuse("signature", "the update is not signed by this node's key")
             return
-        if message.nbytes != self.ground.layout.nbytes:
-            self.refuse(
-                "contract_violation",
-                f"an update of {message.nbytes} bytes, the layout has {self.ground.layout.nbytes}",
-            )
-            return
         if reason := desk.expects(self.node, message.round, message.attempt):
             self.refuse("misplaced", reason)
+            return
+        if message.nbytes != desk.plan.nbytes:
+            self.refuse(
+                "contract_violation",
+                f"an update of {message.nbytes} bytes; those of this round have {desk.plan.nbytes}",
+            )
             return
         known = self._announcement
         if known is not None and (known.round, known.attempt) == (message.round, message.attempt):
@@ -617,7 +621,7 @@ class Session:
             self.moved["update"] += extent
 
     def _so_much_is_in(self, announced: messages.Update, done: int) -> outer_round.Progressed:
-        at, total = (announced.round, announced.attempt), self.ground.layout.nbytes
+        at, total = (announced.round, announced.attempt), announced.nbytes
         return outer_round.Progressed(self.node, *at, "arriving", done, total)
 
     async def _spool(
@@ -633,7 +637,7 @@ class Session:
             federation=self.ground.federation,
             round=announced.round,
             attempt=announced.attempt,
-            layout=self.ground.layout,
+            layout=desk.plan,
             digest=announced.digest,
             max_chunk_bytes=self.ground.capacity_bytes,
         )

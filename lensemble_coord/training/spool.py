@@ -26,9 +26,11 @@ class SpoolFile:
     Positioned reads and writes may come from any thread; one writer at a time.
     """
 
-    def __init__(self, spool: "Spool", participant: NodeId, fd: int, path: Path | None) -> None:
+    def __init__(
+        self, spool: "Spool", participant: NodeId, total_bytes: int, fd: int, path: Path | None
+    ) -> None:
         self.participant = participant
-        self.total_bytes = spool.update_bytes
+        self.total_bytes = total_bytes
         self.filled = 0
         self._spool = spool
         self._fd = fd
@@ -105,12 +107,14 @@ class SpoolFile:
 
 
 class Spool:
-    """Makes spools for updates of ``update_bytes``; what a crash left in ``directory`` is removed.
+    """Makes spools for updates of up to ``update_bytes``.
+
+    What a crash left in ``directory`` is removed.
 
     Args:
         directory: for what does not fit in memory; made if missing, owned by the spool alone.
         memory_budget_bytes: the most that all spools in memory may hold together.
-        update_bytes: the size of every update, from the parameter layout.
+        update_bytes: the size of an update whose words are all of 32 bits; none is larger.
 
     Raises:
         StorageError: the directory cannot be used.
@@ -144,17 +148,17 @@ class Spool:
             ContractViolation: ``total_bytes`` is not the size of an update of this model.
             StorageError: no room in memory nor on disk, or too many are open.
         """
-        if total_bytes != self.update_bytes:
+        if not 0 < total_bytes <= self.update_bytes:
             raise ContractViolation(
-                f"{participant} announces an update of {total_bytes} bytes; "
-                f"this model's have {self.update_bytes}"
+                f"an update of {participant} with {total_bytes} bytes; this model's have up to "
+                f"{self.update_bytes}"
             )
         if len(self._open) >= MAX_SPOOLS:
             raise StorageError(f"{MAX_SPOOLS} updates are open", "Lower the number of nodes.")
         if self.memory_bytes + total_bytes <= self._budget:
-            spooled = self._open_memory(participant)
+            spooled = self._open_memory(participant, total_bytes)
         else:
-            spooled = self._open_disk(participant)
+            spooled = self._open_disk(participant, total_bytes)
         self._open.add(spooled)
         return spooled
 
@@ -167,26 +171,26 @@ class Spool:
         for spooled in tuple(self._open):
             spooled.close()
 
-    def _open_memory(self, participant: NodeId) -> SpoolFile:
-        with files.storage(self.directory, self.update_bytes):
+    def _open_memory(self, participant: NodeId, total_bytes: int) -> SpoolFile:
+        with files.storage(self.directory, total_bytes):
             fd = os.memfd_create(f"lensemble-{participant[:12]}", os.MFD_CLOEXEC)
             try:
-                os.ftruncate(fd, self.update_bytes)
+                os.ftruncate(fd, total_bytes)
             except OSError:
                 os.close(fd)
                 raise
-        return SpoolFile(self, participant, fd, None)
+        return SpoolFile(self, participant, total_bytes, fd, None)
 
-    def _open_disk(self, participant: NodeId) -> SpoolFile:
+    def _open_disk(self, participant: NodeId, total_bytes: int) -> SpoolFile:
         self._made += 1
         path = self.directory / f"{participant}-{self._made}{_SUFFIX}"
-        with files.storage(path, self.update_bytes):
+        with files.storage(path, total_bytes):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                os.posix_fallocate(fd, 0, self.update_bytes)
+                os.posix_fallocate(fd, 0, total_bytes)
             except OSError:
                 os.close(fd)
                 path.unlink()
                 raise
         reached("spool.opened")
-        return SpoolFile(self, participant, fd, path)
+        return SpoolFile(self, participant, total_bytes, fd, path)

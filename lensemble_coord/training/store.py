@@ -20,9 +20,10 @@ from lensemble.checkpoint import Checkpoint, Lineage
 from lensemble.errors import ConfigError, LedgerIntegrityError, StorageError
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.logs import logger
-from lensemble.outer_step import OuterStep, step_terms
+from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
 from lensemble.params import ParamLayout
 from lensemble.secagg.field import reach
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.roster import Invitation
@@ -98,7 +99,8 @@ class Store:
         self.spool = Spool(
             self.directory.spool, config.storage.spool_memory_bytes, self.layout.nbytes
         )
-        self._check_tail()
+        self.plan = self._plan_after(self._check_tail())
+        """Of the words of the round that comes next, or is under way."""
         self._kept = self._count_checkpoints()
 
     # ---- opening ----
@@ -138,12 +140,16 @@ class Store:
         # The state after a rejected round is that before it.
         return len(set(self._ledger.present("weights").values()))
 
-    def _check_tail(self) -> None:
+    def _check_tail(self) -> record.ContributionRecord:
         """Go on from sound files only: the chain, and every byte the next step starts from."""
         tail = self._ledger.verify_chain()
         self.checkpoint(tail.next_digest).verify()
         if tail.momentum_digest is not None:
             checkpoint.open_checkpoint(self.directory.momentum_of(tail.momentum_digest)).verify()
+        return tail
+
+    def _plan_after(self, tail: record.ContributionRecord) -> FieldPlan:
+        return FieldPlan(self.layout, self.workload.room, tail.following)
 
     def close(self) -> None:
         with self._lock:
@@ -228,34 +234,46 @@ class Store:
     def open_update(self, node: NodeId) -> SpoolFile:
         """A spool for one update; see ``Spool.open``."""
         with self._lock:
-            return self.spool.open(node, self.layout.nbytes)
+            return self.spool.open(node, self.plan.nbytes)
 
     def check_update(self, update: SpoolFile) -> None:
         """Refuse one plain update that could make the sum wrap; see ``aggregate``."""
-        aggregate.check_update(update, self.layout, self.workload.room)
+        aggregate.check_update(update, self.plan, self.workload.room)
 
     def derive_sum(self, updates: Sequence[aggregate.Addend]) -> Digest:
         """Sum twice and compare; the digest of the stored sum."""
-        facts = aggregate.derive_sum(updates, self.layout, self.workload.room, self.directory.sums)
+        facts = aggregate.derive_sum(updates, self.plan, self.workload.room, self.directory.sums)
         return facts.field_sum_digest
 
     def diagnose(self, field_sum: Digest, contributors: int) -> Diagnosis:
         """Look at the revealed sum, for people; not part of the committed path."""
         step = OuterStep(step_terms(self.workload, contributors))
-        square, largest = 0.0, 0
-        for words in aggregate.sum_pieces(self.directory.sum(field_sum), self.layout):
-            mean = step.mean(np.frombuffer(words, dtype=np.uint32)).astype(np.float64)
+        plan, peaks, square = self.plan, aggregate.Peaks(self.plan), 0.0
+        stored = self.directory.sum(field_sum)
+        for first, count, raw in aggregate.sum_parts(stored, plan, PIECE_WORDS):
+            mean = step.planned_mean(plan, first, raw, count).astype(np.float64)
             square += float(np.sum(mean * mean))
-            signed = np.frombuffer(words, dtype=np.int32)
-            largest = max(largest, int(signed.max()), -int(signed.min()))
-        return Diagnosis(math.sqrt(square), largest / reach(self.workload.room, contributors))
+        start = 0
+        for piece in aggregate.sum_pieces(stored, plan):
+            peaks.include(start, np.frombuffer(piece, dtype=np.uint32))
+            start += len(piece)
+        use = max(
+            peaks.of[32] / reach(self.workload.room, contributors),
+            peaks.of[16] / (contributors * plan.limit),
+        )
+        return Diagnosis(math.sqrt(square), use)
 
     def prepare(self, round_index: int, field_sum: Digest, contributors: int) -> "Candidate":
         """Take the outer step and make its result durable; the global state does not move."""
         with self._lock:
             tail = self._ledger.tail()
         inputs = commit.StepInputs(
-            round_index, tail.next_digest, tail.momentum_digest, field_sum, contributors
+            round_index,
+            tail.next_digest,
+            tail.momentum_digest,
+            field_sum,
+            contributors,
+            tail.following,
         )
         prepared = commit.apply_outer_step(self.directory, self.workload, self.layout, inputs)
         return Candidate(tail, inputs, prepared)
@@ -298,12 +316,14 @@ class Store:
             layout_digest=self.layout.digest,
             sketch_seed=seeds.sketch(self.workload.root_seed, inputs.round_index),
             masking=masking,
+            next_plan=prepared.next_plan.hex() or msgspec.UNSET,
             prev_record_hash=record.record_hash(tail),
         )
         if refusal:
             committed = record.rejected(committed, refusal)
         with self._lock:
             self._ledger.append(committed, self._run.run if self._run else "")
+            self.plan = self._plan_after(committed)
             if self._run is not None:
                 self._run = msgspec.structs.replace(self._run, done=self._run.done + 1)
             self._retire(sweep=bool(refusal))

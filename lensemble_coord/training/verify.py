@@ -20,8 +20,11 @@ from typing import TypeAlias
 import msgspec
 
 from lensemble import identity, seeds
+from lensemble.errors import ContractViolation
 from lensemble.ids import Digest, NodeId
 from lensemble.params import ParamLayout
+from lensemble.secagg.plan import FieldPlan
+from lensemble.secagg.scale import why_wide
 from lensemble.wire.messages import MaskKeys, commitment_payload, update_payload
 from lensemble.workload import layout as layout_of_workload
 from lensemble_coord.training import masking
@@ -160,6 +163,12 @@ def _disagreements(
     ):
         if found != due:
             yield f"{name} is {found}, by the workload it is {due}"
+    if record.following and (reason := why_wide(ledger.workload)):
+        yield f"next_plan has words of 16 bits, and {reason}"
+    try:
+        FieldPlan(layout, ledger.workload.room, record.following)
+    except ContractViolation as error:
+        yield f"next_plan: {error.message}"
 
 
 def _verify_signatures(

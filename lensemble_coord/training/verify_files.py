@@ -10,6 +10,7 @@ from lensemble.checkpoint import Kind, Lineage, open_checkpoint
 from lensemble.errors import CheckpointIntegrityError, LensembleError
 from lensemble.ids import Digest
 from lensemble.params import ParamLayout
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import Workload
 from lensemble_coord.training.aggregate import sum_pieces
 from lensemble_coord.training.directory import StateDirectory
@@ -90,7 +91,7 @@ class FileVerification:
         """What is wrong with one artifact, every byte of it; called in threads."""
         try:
             if kind == "sum":
-                self._check_sum(digest, layout)
+                self._check_sum(digest, self._plan_of(digest, layout))
             else:
                 self._check_checkpoint(kind, digest, layout)
         except LensembleError as error:
@@ -143,10 +144,17 @@ class FileVerification:
             )
         found.verify()
 
-    def _check_sum(self, digest: Digest, layout: ParamLayout) -> None:
+    def _plan_of(self, digest: Digest, layout: ParamLayout) -> FieldPlan:
+        """The plan of the sum ``digest``: what the record before its round left for it."""
+        rounds = [each.round for each in self._records.values() if _named(each, "sum") == digest]
+        before = self._records.get(min(rounds, default=GENESIS_ROUND) - 1)
+        code = b"" if before is None else before.following
+        return FieldPlan(layout, self._workload.room, code)
+
+    def _check_sum(self, digest: Digest, plan: FieldPlan) -> None:
         path = self._directory.sum(digest)
-        running = SumDigest(layout)
-        for piece in sum_pieces(path, layout):
+        running = SumDigest(plan)
+        for piece in sum_pieces(path, plan):
             running.update(piece)
         if running.hexdigest() != digest:
             raise CheckpointIntegrityError(
@@ -183,12 +191,14 @@ class FileVerification:
             record = self._records[result.round]
             self._report.recomputed += 1
             parameters, momentum = record.stepped
+            plan = None if result.next_plan is None else result.next_plan.hex()
             for name, found, due in (
                 ("momentum", result.momentum_digest, momentum),
                 ("parameters", result.next_digest, parameters),
+                ("field plan", plan, None if plan is None else record.next_plan),
             ):
                 # Everything after the first wrong step differs too, and says nothing new.
                 if agree and found != due:
-                    what = f"recomputed {name} have the digest {found}, the record says {due}"
+                    what = f"recomputed {name}: {found}, the record says {due}"
                     self._report.problem("outer step", what, result.round)
                     agree = False

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from lensemble.blob import update_digest
 from lensemble.checkpoint import Lineage, write_flat
 from lensemble.identity import Identity
 from lensemble.ids import Digest, FederationId
+from lensemble.secagg.plan import FieldPlan
 from lensemble.seeds import sketch
 from lensemble.wire.messages import commitment_payload, update_payload
 from lensemble.workload import NoopTask, Workload, initial_parameters
@@ -39,6 +41,24 @@ def words(workload: Workload, round_index: int, node: int) -> NDArray[np.uint32]
     size = layout_of_workload(workload).size
     generator = np.random.default_rng([round_index, node])
     return generator.integers(-(2**20), 2**20, size, dtype=np.int32).view(np.uint32)
+
+
+def planned(plan: FieldPlan, wide: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The update whose words of 32 bits are ``wide`` as a blob of ``plan``."""
+    if plan.all_wide:
+        return wide
+    signed, chunks, clipped = wide.view(np.int32), [], []
+    for each in plan.segments:
+        part = signed[each.first : each.last]
+        if each.bits == 32:
+            chunks.append(part.tobytes())
+            continue
+        steps = np.rint(part * 2.0 ** (each.k - plan.k))
+        clipped.append(int(np.count_nonzero(np.abs(steps) > plan.limit)))
+        narrow = np.clip(steps, -plan.limit, plan.limit).astype(np.int16)
+        chunks.append(narrow.tobytes() + bytes(2 * (len(part) % 2)))
+    chunks.append(np.array([1, *clipped], dtype=np.uint32).tobytes())
+    return np.frombuffer(b"".join(chunks), dtype=np.uint32)
 
 
 MakeWords: TypeAlias = Callable[[Workload, int, int], NDArray[np.uint32]]
@@ -83,18 +103,19 @@ class History:
     def prepare(self, nodes: tuple[Identity, ...] = NODES) -> ContributionRecord:
         """Sum and step of the next round, up to the moment before the commit."""
         tail = self.ledger.tail()
+        plan = FieldPlan(self.layout, self.workload.room, tail.following)
         round_index = tail.round + 1
         attempt = self.ledger.next_attempt(round_index)
         self.ledger.begin_attempt(round_index, attempt, self.run)
         spool = Spool(self.directory.spool, 2 * self.layout.nbytes, self.layout.nbytes)
         spools, contributors = [], []
         for number, identity in enumerate(nodes):
-            raw = self.make(self.workload, round_index, number).data.cast("B")
+            raw = planned(plan, self.make(self.workload, round_index, number)).data.cast("B")
             spooled = spool.open(identity.node, len(raw))
             spooled.pwrite(0, raw)
             spools.append(spooled)
-            contributors.append(self._contributor(identity, round_index, attempt, raw))
-        facts = derive_sum(spools, self.layout, self.workload.field, self.directory.sums)
+            contributors.append(self._contributor(identity, round_index, attempt, plan, raw))
+        facts = derive_sum(spools, plan, self.workload.field, self.directory.sums)
         spool.close()
         inputs = StepInputs(
             round_index,
@@ -102,6 +123,7 @@ class History:
             tail.momentum_digest,
             facts.field_sum_digest,
             len(nodes),
+            tail.following,
         )
         prepared = apply_outer_step(self.directory, self.workload, self.layout, inputs)
         return ContributionRecord(
@@ -118,14 +140,20 @@ class History:
             config_hash=self.workload.digest,
             layout_digest=self.layout.digest,
             sketch_seed=sketch(self.workload.root_seed, round_index),
+            next_plan=prepared.next_plan.hex() or UNSET,
             prev_record_hash=record_hash(tail),
         )
 
     def _contributor(
-        self, identity: Identity, round_index: int, attempt: int, raw: memoryview
+        self,
+        identity: Identity,
+        round_index: int,
+        attempt: int,
+        plan: FieldPlan,
+        raw: memoryview,
     ) -> Contributor:
         root = Digest(hashlib.sha256(identity.seed).hexdigest())
-        digest = update_digest(self.layout, [raw])
+        digest = update_digest(plan, [raw])
         at = (FEDERATION, round_index, attempt, root)
         return Contributor(
             node=identity.node,

@@ -13,7 +13,7 @@ from lensemble.checkpoint import HEADER_NAME, WEIGHTS_NAME, open_checkpoint
 from lensemble.errors import AggregationError, CheckpointIntegrityError, StorageError
 from lensemble.ids import Digest
 from lensemble.params import FlatParameters
-from lensemble.workload import NoopTask, Outer, Workload, initial_parameters, layout
+from lensemble.workload import FieldTerms, NoopTask, Outer, Workload, initial_parameters, layout
 from lensemble_coord.training.commit import (
     Retention,
     StepInputs,
@@ -42,14 +42,25 @@ def stored(history: History) -> tuple[FlatParameters, FlatParameters]:
     )
 
 
-def test_rounds_move_the_state_as_plain_numpy_says(history: History) -> None:
+@pytest.mark.parametrize("bits", [32, "auto"])
+def test_rounds_move_the_state_as_plain_numpy_says(tmp_path: Path, bits: int | str) -> None:
+    history = History(
+        tmp_path / "state", WORKLOAD.model_copy(update={"field": FieldTerms(bits=bits)})
+    )
     w = initial_parameters(WORKLOAD)
     v = np.zeros_like(w)
     for round_index in range(3):
+        narrow = bool(history.ledger.tail().following)
+        assert narrow == (bits == "auto" and round_index > 0)
         history.advance()
         each = [words(WORKLOAD, round_index, n).view(np.int32).astype(np.int64) for n in range(3)]
+        unit = 2.0**-24
+        if narrow:
+            # The mean of three has a root mean square of 2**-4 / 3, and 32 times that are to fit
+            # into 511 steps.
+            each, unit = [np.rint(one * 2.0**-15).astype(np.int64) for one in each], 2.0**-9
         total = np.sum(each, axis=0)
-        m = (total * 2.0**-24 / 3).astype(np.float32)
+        m = (total * unit / 3).astype(np.float32)
         v = np.float32(0.9) * v + m
         w = w + np.float32(0.7) * (m + np.float32(0.9) * v)
         found = stored(history)
@@ -131,8 +142,7 @@ def test_a_missing_sum_is_named(history: History) -> None:
 
 @pytest.mark.parametrize("place", ["weights", "momentum", "sum"])
 def test_a_damaged_input_is_named_and_nothing_is_written(history: History, place: str) -> None:
-    history.advance(2)
-    tail = history.ledger.tail()
+    before_it, tail = history.advance(), history.advance()
     assert tail.momentum_digest is not None
     assert tail.field_sum_digest is not None
     paths = {
@@ -144,7 +154,9 @@ def test_a_damaged_input_is_named_and_nothing_is_written(history: History, place
     content[-5] ^= 1
     paths[place].write_bytes(content)
     before = len(list(history.directory.root.rglob("*")))
-    inputs = StepInputs(2, tail.next_digest, tail.momentum_digest, tail.field_sum_digest, 3)
+    inputs = StepInputs(
+        2, tail.next_digest, tail.momentum_digest, tail.field_sum_digest, 3, before_it.following
+    )
     name = {"weights": "parameters", "momentum": "momentum", "sum": "field sum"}[place]
     with pytest.raises(CheckpointIntegrityError, match=f"{name} of round 2"):
         apply_outer_step(history.directory, history.workload, history.layout, inputs)
@@ -225,6 +237,7 @@ import resource, sys
 from pathlib import Path
 from lensemble.checkpoint import CheckpointWriter, Lineage
 from lensemble.ids import Digest
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import NoopTask, Workload, layout
 from lensemble_coord.training.aggregate import derive_sum
 from lensemble_coord.training.commit import StepInputs, apply_outer_step
@@ -248,7 +261,7 @@ def run(parameters, root):
     for each in spools:
         for at, size in pieces:
             each.pwrite(at, bytes([1]) * size)
-    facts = derive_sum(spools, shape, workload.field, directory.sums)
+    facts = derive_sum(spools, FieldPlan(shape, workload.field), workload.field, directory.sums)
     inputs = StepInputs(0, first, None, facts.field_sum_digest, 4)
     apply_outer_step(directory, workload, shape, inputs)
 

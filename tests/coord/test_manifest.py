@@ -46,7 +46,7 @@ def test_a_manifest_says_what_is_settled_before_the_first_round(history: History
         tail.next_digest,
         tail.momentum_digest,
     )
-    assert (found.field_bits, found.field_k, found.field_n_max) == (32, 24, 64)
+    assert (found.field_bits, found.field_k, found.field_n_max) == ("auto", 24, 64)
     assert found.aggregation == "plain"
     assert platform.python_version() in found.machine
     assert "numpy" in found.versions

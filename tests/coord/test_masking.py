@@ -4,16 +4,20 @@ import numpy as np
 
 from lensemble import identity
 from lensemble.ids import FederationId
+from lensemble.params import layout_of
 from lensemble.secagg.keys import Context
 from lensemble.secagg.participant import Bound, Drawn, unmask_payload
+from lensemble.secagg.plan import FieldPlan
 from lensemble.secagg.shares import Envelope
 from lensemble.wire import messages
+from lensemble.workload import FieldTerms
 from lensemble_coord.training.masking import Leftover, Masking
 
 AT = (FederationId("0" * 32), 3, 1)
 FIELDS = {"federation": AT[0], "epoch": 1, "round": AT[1], "attempt": AT[2]}
 MEMBERS = 40
 WORDS = 1000
+PLAN = FieldPlan(layout_of({"encoder.weight": (WORDS,)}), FieldTerms())
 
 
 def _entry(me: identity.Identity, drawn: Drawn) -> messages.RosterEntry:
@@ -69,7 +73,7 @@ def test_a_sparse_graph_loses_dealers_and_senders_and_keeps_the_sum() -> None:
         masking.take(
             node, messages.UnmaskAnswer(**FIELDS, shares=answer.shares, signature=signature)
         )
-    left = Leftover(masking.reveal(), 4 * WORDS)
+    left = Leftover(masking.reveal(), PLAN)
     taken = bytearray(4 * WORDS)
     # In two reads, the second first: the masks are had from any offset.
     left.read_into(1600, memoryview(taken)[1600:])
