@@ -11,7 +11,7 @@ LONG := benchmarks/churn.py benchmarks/endurance.py benchmarks/learning.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-inference test lint format configs bench learning churn check clean
-.PHONY: soak crash-matrix resource-ends weather endurance
+.PHONY: install-system install-units soak crash-matrix resource-ends weather endurance
 
 help:
 	@echo "make demo            one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
@@ -97,3 +97,20 @@ check: lint test
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo dist build
+
+# For hosts that systemd runs: as root, into the usual places (DESTDIR is put before them).
+OPT := $(DESTDIR)/opt/lensemble
+EXTRAS ?= http,inference,privacy
+
+install-system: install-units
+	$(PYTHON) -m venv $(OPT)
+	$(OPT)/bin/python -m pip install --quiet --constraint constraints.txt '.[$(EXTRAS)]'
+	ln -sf /opt/lensemble/bin/lensemblectl $(DESTDIR)/usr/local/bin/lensemblectl
+
+install-units:
+	install -D -m 644 -t $(DESTDIR)/etc/systemd/system systemd/*.service
+	install -D -m 644 systemd/lensemble.sysusers $(DESTDIR)/etc/sysusers.d/lensemble.conf
+	install -D -m 644 systemd/lensemble.tmpfiles $(DESTDIR)/etc/tmpfiles.d/lensemble.conf
+	test -n "$(DESTDIR)" || systemd-sysusers /etc/sysusers.d/lensemble.conf
+	test -n "$(DESTDIR)" || systemd-tmpfiles --create /etc/tmpfiles.d/lensemble.conf
+	test -n "$(DESTDIR)" || systemctl daemon-reload

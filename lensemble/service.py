@@ -17,6 +17,7 @@ import trio
 
 from lensemble import files, identity, logs
 from lensemble.errors import LensembleError
+from lensemble.notify import Notifier
 from lensemble.settings import LogSection
 from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.driver import Driver
@@ -61,7 +62,15 @@ class Configured(Protocol):
     def log(self) -> LogSection: ...
 
 
+class Described(Protocol):
+    """What a daemon hands over once it serves; ``headline`` is what it does, in a line."""
+
+    @property
+    def headline(self) -> str: ...
+
+
 Serve = Callable[..., Awaitable[None]]
+"""Started with a ``Described``."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -86,15 +95,16 @@ class Program(msgspec.Struct, frozen=True):
             parser.error("give one configuration file, or `check` and one")
         try:
             config = self.read(Path(words[-1]))
+            notifier = Notifier.from_environment(os.environ)
         except LensembleError as error:
             return refuse(error)
         if len(words) == 2:
             sys.stdout.write(f"{words[-1]} is a valid configuration of a {self.part}.\n")
             return 0
-        return run(self.part, config, self.serve)
+        return run(self.part, config, self.serve, notifier)
 
 
-def run(part: str, config: Configured, serve: Serve) -> int:
+def run(part: str, config: Configured, serve: Serve, notifier: Notifier) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
 
     ``serve(config, driver, task_status=...)`` is the daemon.  An error of ours ends it with a line
@@ -107,7 +117,7 @@ def run(part: str, config: Configured, serve: Serve) -> int:
     sys.excepthook = _last_words
     status = 0
     try:
-        trio.run(_until_signal, part, config, serve)
+        trio.run(_until_signal, part, config, serve, notifier)
     except* LensembleError as errors:
         first = _first(errors)
         sys.stderr.write(f"fatal: {first.message}\nTry: {first.remediation}\n")
@@ -154,11 +164,14 @@ def _first(errors: BaseExceptionGroup[LensembleError]) -> LensembleError:
     return found
 
 
-async def _until_signal(part: str, config: Configured, serve: Serve) -> None:
+async def _until_signal(part: str, config: Configured, serve: Serve, notifier: Notifier) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve, config, endpoint(config))
+            serving: Described = await nursery.start(serve, config, endpoint(config))
+            notifier.ready()
+            nursery.start_soon(notifier.keep, lambda: serving.headline)
             async for received in signals:
+                notifier.stopping()
                 logs.logger(part).info(f"{part}.signal", signal=signal.Signals(received).name)
                 nursery.cancel_scope.cancel()
                 return

@@ -10,6 +10,8 @@ from lensemble import files
 from lensemble.crash_points import reached
 from lensemble.errors import StorageError
 
+GROUP = "lensemble"
+"""Whoever belongs to it may ask the daemons of the system."""
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity.key"
 MAX_PID_BYTES = 32

@@ -47,6 +47,12 @@ class Serving(msgspec.Struct, frozen=True):
         return self.rounds.state.ground.digest
 
     @property
+    def headline(self) -> str:
+        """The round and what it waits for, in a line."""
+        here = self.answers.observer.status()
+        return f"round {here.round.index} {here.round.state}: {here.round.reason}"
+
+    @property
     def closed_rounds(self) -> list[RoundEnded]:
         news = self.rounds.news_since(0)
         return [each for each in news if isinstance(each, RoundEnded) and each.closed]

@@ -25,11 +25,16 @@ SHIPPED = {"outer": {"lr": 0.7, "momentum": 0.5}}
 
 
 def create(
-    directory: Path, name: str, workload: Path | None, *, trains: bool = True
+    directory: Path,
+    name: str,
+    workload: Path | None,
+    *,
+    trains: bool = True,
+    system: home.System | None = None,
 ) -> dict[str, str]:
     """Lay out ``directory``; without ``workload`` the default one is written into it.
 
-    A federation that does not train has none.
+    A federation that does not train has none.  With ``system`` it is the daemon of this host.
 
     Returns:
         What was made: directory, config, workload (empty: none), node, socket.
@@ -38,7 +43,7 @@ def create(
         ConfigError: the directory has a configuration, or the name or the workload is not valid.
         StorageError: it cannot be written.
     """
-    given: dict[str, Any] = {"name": name}
+    given: dict[str, Any] = {"name": name, **(system.settings if system else {})}
     texts: dict[str, str] = {}
     made = str(workload or directory / WORKLOAD_NAME)
     if not trains:
@@ -50,7 +55,7 @@ def create(
         given["workload"] = str(workload.absolute())
     config = validate(given, CoordinatorConfig, path=directory / CONFIG_NAME)
     texts[CONFIG_NAME] = commented(CoordinatorConfig, TITLE, given)
-    who = home.lay_out(directory, texts)
+    who = home.lay_out(directory, texts, system)
     return {
         "directory": str(directory),
         "config": str(directory / CONFIG_NAME),
@@ -65,13 +70,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--name", required=True)
+    parser.add_argument("--system", action="store_true")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--workload", type=Path)
     what.add_argument("--no-training", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        trains = not options.no_training
-        made = create(options.directory, options.name, options.workload, trains=trains)
+        made = create(
+            options.directory,
+            options.name,
+            options.workload,
+            trains=not options.no_training,
+            system=home.System("coord") if options.system else None,
+        )
     except LensembleError as error:
         sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
         return EXIT_USAGE

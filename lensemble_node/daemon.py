@@ -31,6 +31,15 @@ class Serving(msgspec.Struct, frozen=True):
     member: Member
     answers: Answers
 
+    @property
+    def headline(self) -> str:
+        """The link to the coordinator and what this node does, in a line."""
+        here = self.answers.status()
+        link = f"{here.link.state}: {here.link.reason}" if here.link.reason else here.link.state
+        if here.round is None:
+            return link
+        return f"{link}; round {here.round.index} {here.round.activity}: {here.round.reason}"
+
 
 async def serve(
     config: NodeConfig,

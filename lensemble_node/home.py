@@ -123,8 +123,10 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def create(directory: Path, name: str, data: Path | None) -> dict[str, str]:
-    """Lay out ``directory`` for a node that reads ``data``.
+def create(
+    directory: Path, name: str, data: Path | None, system: home.System | None = None
+) -> dict[str, str]:
+    """Lay out ``directory`` for a node that reads ``data``; with ``system`` for that of this host.
 
     Returns:
         What was made: directory, config, data, node, socket.
@@ -133,11 +135,11 @@ def create(directory: Path, name: str, data: Path | None) -> dict[str, str]:
         ConfigError: the directory has a configuration, or the name is not valid.
         StorageError: it cannot be written.
     """
-    given: dict[str, Any] = {"name": name}
+    given: dict[str, Any] = {"name": name, **(system.settings if system else {})}
     if data is not None:
         given["data"] = {"path": str(data.absolute())}
     config = validate(given, NodeConfig, path=directory / CONFIG_NAME)
-    who = home.lay_out(directory, {CONFIG_NAME: commented(NodeConfig, TITLE, given)})
+    who = home.lay_out(directory, {CONFIG_NAME: commented(NodeConfig, TITLE, given)}, system)
     return {
         "directory": str(directory),
         "config": str(directory / CONFIG_NAME),
@@ -174,6 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     init = verbs.add_parser("init")
     init.add_argument("directory", type=Path)
     init.add_argument("--name", required=True)
+    init.add_argument("--system", action="store_true")
     data = init.add_mutually_exclusive_group()
     data.add_argument("--data", type=Path)
     data.add_argument("--no-data", action="store_true")
@@ -182,7 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verb == "init":
-            made: dict[str, Any] = create(options.directory, options.name, options.data)
+            system = home.System("node") if options.system else None
+            made: dict[str, Any] = create(options.directory, options.name, options.data, system)
             if options.no_data:
                 made["data"] = ""
         else:

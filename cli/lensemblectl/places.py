@@ -9,7 +9,7 @@ from lensemble.errors import ConfigError
 COORDINATOR_CONFIG = "coord.toml"
 NODE_CONFIG = "node.toml"
 SOCKET_NAME = "ctl.sock"
-SYSTEM = (Path("/run/lensemble/coord.sock"), Path("/run/lensemble/node.sock"))
+SYSTEM = (Path("/run/lensemble/coord/ctl.sock"), Path("/run/lensemble/node/ctl.sock"))
 WITHIN = (COORDINATOR_CONFIG, NODE_CONFIG, SOCKET_NAME, f"state/{SOCKET_NAME}")
 
 

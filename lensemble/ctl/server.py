@@ -17,6 +17,7 @@ import trio
 from lensemble.ctl import replies, requests, socket_file
 from lensemble.errors import InvariantError, LensembleError, OperatorError
 from lensemble.logs import logger
+from lensemble.state_dir import GROUP
 
 MAX_CLIENTS = 32
 SEND_TIMEOUT_S = 10.0
@@ -176,7 +177,7 @@ class _Client:
         await self._refuse(
             "not_permitted",
             f"user {uid} may not use this socket",
-            f"Run it as the daemon's user, as root, or as a member of group {socket_file.GROUP}.",
+            f"Run it as the daemon's user, as root, or as a member of group {GROUP}.",
         )
         return False
 

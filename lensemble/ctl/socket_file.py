@@ -9,8 +9,8 @@ import struct
 from pathlib import Path
 
 from lensemble.errors import ConfigError, StorageError
+from lensemble.state_dir import GROUP
 
-GROUP = "lensemble"
 SOCKET_MODE = 0o660
 DIRECTORY_MODE = 0o750
 MAX_PATH_BYTES = 107
@@ -30,7 +30,7 @@ def bind(path: Path, backlog: int) -> socket.socket:
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(
             f"the control socket's path is over {MAX_PATH_BYTES} bytes: {path}",
-            "Give [ctl] socket a shorter path, such as /run/lensemble/coord.sock.",
+            "Give [ctl] socket a shorter path, such as /run/lensemble/coord/ctl.sock.",
         )
     try:
         path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)

@@ -19,6 +19,15 @@ MAX_TTL_S = 31_536_000
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 LAST_TICKET_CHARACTER = 2048
 
+SystemDaemon = Annotated[
+    bool,
+    typer.Option(
+        "--system",
+        help="For the unit that systemd runs: state in /var/lib/lensemble, socket in "
+        "/run/lensemble. As root, with /etc/lensemble/coord or /etc/lensemble/node as DIRECTORY.",
+    ),
+]
+
 init = typer.Typer(no_args_is_help=True, help="Make the directory of a new daemon.")
 
 
@@ -32,6 +41,7 @@ def init_coord(
     no_training: Annotated[
         bool, typer.Option("--no-training", help="Only run models that nodes share; no workload.")
     ] = False,
+    system: SystemDaemon = False,
     json: Json = False,
 ) -> None:
     """Write a commented coord.toml and a workload.toml, and draw an identity.
@@ -41,11 +51,12 @@ def init_coord(
     asked = [str(directory), "--name", name or _name_of(directory)]
     asked += ["--workload", str(workload)] if workload else []
     asked += ["--no-training"] if no_training else []
+    asked += ["--system"] if system else []
     made = programs.ask("lensemble_coord.home", asked)
     edit = " and ".join(made[part] for part in ("config", "workload") if made[part])
     _tell_made(
         made,
-        f"Edit {edit}, then: lensemble-coord {made['config']}",
+        f"Edit {edit}, then: {_start(made, 'coord', system=system)}",
         json=json,
     )
 
@@ -58,6 +69,7 @@ def init_node(
     no_data: Annotated[
         bool, typer.Option("--no-data", help="It only computes stages of models.")
     ] = False,
+    system: SystemDaemon = False,
     json: Json = False,
 ) -> None:
     """Write a commented node.toml, and draw an identity.
@@ -67,10 +79,12 @@ def init_node(
     asked = ["init", str(directory), "--name", name or _name_of(directory)]
     asked += ["--data", str(data)] if data else []
     asked += ["--no-data"] if no_data else []
+    asked += ["--system"] if system else []
     made = programs.ask("lensemble_node.home", asked)
     _tell_made(
         made,
-        f"lensemblectl join TICKET --socket {directory}, then: lensemble-node {made['config']}",
+        f"lensemblectl join TICKET --socket {directory}, "
+        f"then: {_start(made, 'node', system=system)}",
         json=json,
     )
 
@@ -172,6 +186,12 @@ def put_json_object(made: dict[str, Any]) -> None:
     import json  # noqa: PLC0415 - the options are called so
 
     say(json.dumps(made))
+
+
+def _start(made: dict[str, Any], part: str, *, system: bool) -> str:
+    if system:
+        return f"systemctl enable --now lensemble-{part}"
+    return f"lensemble-{part} {made['config']}"
 
 
 def _tell(text: str) -> None:
