@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, Strict, StringConstraints, model_validator
 
-from lensemble.addresses import family, split_address
+from lensemble.addresses import family, is_loopback, split_address
 from lensemble.config import OptionalPath, Section
 
 MAX_ADDRESSES = 8
@@ -75,6 +75,26 @@ class SocketSection(Section):
 
     socket: OptionalPath = Field(
         None, description=f'Path of the unix socket; empty: "{SOCKET_NAME}" in state_dir.'
+    )
+
+
+def _loopback_or_none(address: str) -> str:
+    if address and not is_loopback(address):
+        raise ValueError(
+            f"{address!r} reaches beyond this host; figures are told on loopback only, such as "
+            '"127.0.0.1:9107"'
+        )
+    return address
+
+
+class MetricsSection(Section):
+    """Figures for Prometheus, at /metrics. Needs the extra `http` of the package."""
+
+    address: Annotated[str, AfterValidator(_loopback_or_none)] = Field(
+        "",
+        description=(
+            'Where they are told: an address of loopback, such as "127.0.0.1:9107"; empty: nowhere.'
+        ),
     )
 
 

@@ -6,13 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
 
+from lensemble.addresses import is_loopback
 from lensemble.config import ConfigPath, Names, OptionalPath, Section, commented
 from lensemble.settings import (
     SOCKET_NAME,
+    Address,
     Addresses,
     Heartbeats,
     Listen,
     LogSection,
+    MetricsSection,
     NodeKey,
     SocketSection,
     Title,
@@ -361,6 +364,38 @@ class InferenceSection(Section):
     )
 
 
+class HttpSection(Section):
+    """Models over HTTP, for clients of the OpenAI API. Needs the extra `http` of the package."""
+
+    enabled: bool = Field(False, description="Whether anything is served here.")
+    address: Address = Field(
+        "127.0.0.1:8080",
+        description=(
+            "Where; anything but loopback needs keys. There is no encryption: put a proxy before "
+            "it for other hosts."
+        ),
+    )
+    api_keys: Annotated[tuple[ConfigPath, ...], Strict(False)] = Field(
+        (),
+        description=(
+            "Files of keys, one a line, that clients show as `Authorization: Bearer KEY`; not "
+            "readable by everybody. Read at the start. Empty: whoever reaches the address may ask."
+        ),
+    )
+    max_requests: int = Field(
+        256, ge=1, le=4096, description="Requests that are answered, or wait, at once."
+    )
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> "HttpSection":
+        if not is_loopback(self.address) and not self.api_keys:
+            raise ValueError(
+                f'address = "{self.address}" reaches beyond this host: name files of keys in '
+                "api_keys, or take an address of loopback"
+            )
+        return self
+
+
 class CoordinatorConfig(Section):
     name: Title = Field("coordinator", description="Shown in status and logs.")
     state_dir: ConfigPath = Field(
@@ -388,6 +423,8 @@ class CoordinatorConfig(Section):
     edges: EdgesSection = EdgesSection()
     inference: InferenceSection = InferenceSection()
     storage: StorageSection = StorageSection()
+    http: HttpSection = HttpSection()
+    metrics: MetricsSection = MetricsSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()
 

@@ -1,5 +1,7 @@
 """The coordinator daemon, from the state directory's lock to the control socket."""
 
+from collections.abc import Mapping
+
 import msgspec
 import trio
 
@@ -13,6 +15,8 @@ from lensemble.transport.ends import ArenaLeases
 from lensemble.workload import NoopTask, Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.ctl import Answers, routed
+from lensemble_coord.http import door
+from lensemble_coord.http.parts import Parts
 from lensemble_coord.draining import Draining
 from lensemble_coord.drains import Drains
 from lensemble_coord.inference.answers import ModelAnswers
@@ -37,6 +41,8 @@ class Serving(msgspec.Struct, frozen=True):
     answers: Answers
     orchestrator: Orchestrator
     models: ModelAnswers
+    surfaces: Mapping[str, str] = {}
+    """Where HTTP is served: the address of ``http`` and of ``metrics``."""
 
     @property
     def federation(self) -> FederationId:
@@ -142,9 +148,20 @@ async def serve(
                     server.serve, config.socket_path, answer, answers.greeting
                 )
                 answers.observer.refused_by_socket = counts.refused
+                surfaces = await nursery.start(
+                    door.serve, config, Parts(answers.observer, rounds, orchestrator)
+                )
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
                 serving = Serving(
-                    config, store, driver, rounds, reception, answers, orchestrator, models
+                    config,
+                    store,
+                    driver,
+                    rounds,
+                    reception,
+                    answers,
+                    orchestrator,
+                    models,
+                    surfaces,
                 )
                 task_status.started(serving)
                 await trio.sleep_forever()

@@ -13,6 +13,7 @@ from lensemble.settings import (
     Heartbeats,
     Listen,
     LogSection,
+    MetricsSection,
     SocketSection,
     Title,
 )
@@ -307,6 +308,7 @@ class NodeConfig(Section):
     share: ShareSection = ShareSection()
     edges: EdgesSection = EdgesSection()
     inference: InferenceSection = InferenceSection()
+    metrics: MetricsSection = MetricsSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()
 

@@ -7,7 +7,7 @@ import msgspec
 import trio
 
 from lensemble.actor import run_machine
-from lensemble.errors import LensembleError, OperatorError
+from lensemble.errors import LensembleError, OperatorError, QueueFull
 from lensemble.ids import NodeId
 from lensemble.logs import logger
 from lensemble.stage_chunk import Sampling
@@ -187,7 +187,8 @@ class ModelRun:
         """Take a request on; it waits for a KV slot and runs by itself.
 
         Raises:
-            OperatorError: the run is not ready, or too many requests wait.
+            OperatorError: the run is not ready.
+            QueueFull: too many requests wait.
             ContextLengthExceeded: the prompt does not fit.
         """
         if not self.takes_requests:
@@ -197,9 +198,8 @@ class ModelRun:
             )
         sequence.check(len(prompt), self.plan.ctx)
         if self.waiting >= max(1, self._around.max_waiting):
-            raise OperatorError(
-                f"{self.waiting} requests wait for one of {self.plan.sessions} sessions",
-                "Ask again later, or provision the model with more --sessions.",
+            raise QueueFull(
+                f"{self.waiting} requests wait for one of {self.plan.sessions} sessions"
             )
         ask = sequence.Ask(
             prompt=prompt,

@@ -22,6 +22,7 @@ from lensemble_coord.config import (
     CoordinatorConfig,
     EdgesSection,
     GateSection,
+    HttpSection,
     InferenceSection,
     ListenSection,
     RoundsSection,
@@ -66,6 +67,7 @@ class Bench:
 async def bench(
     tmp_path: Path,
     inference: dict[str, Any] | None = None,
+    http: dict[str, Any] | None = None,
     gate: GateSection | None = None,
     gate_program: tuple[str, ...] = (),
     **rules: object,
@@ -81,6 +83,7 @@ async def bench(
         listen=ListenSection(advertise=("127.0.0.1:7707",)),
         rounds=RoundsSection(**{"aggregation": "plain", "min_participants": 2, **rules}),
         inference=InferenceSection(**(inference or {})),
+        http=HttpSection(**(http or {})),
         gate=gate or GateSection(),
     )
     me = identity.generate()

@@ -72,9 +72,14 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(tmp_path: Path, nodes: int = 2, **terms: Any) -> AsyncIterator[Rig]:
+async def rig(
+    tmp_path: Path, nodes: int = 2, http: dict[str, Any] | None = None, **terms: Any
+) -> AsyncIterator[Rig]:
     model = write_tiny(tmp_path / "tiny.gguf", layers=4)
-    async with bench(tmp_path, inference=terms) as coordinator, trio.open_nursery() as nursery:
+    async with (
+        bench(tmp_path, inference=terms, http=http) as coordinator,
+        trio.open_nursery() as nursery,
+    ):
         release = trio.Event()
         made: list[ScriptedStages] = [
             await nursery.start(_node, coordinator, f"node-{index}", release)
