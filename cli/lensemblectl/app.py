@@ -15,6 +15,8 @@ from lensemblectl.commands import (
     asking,
     checkpoint,
     data,
+    doctor,
+    draining,
     model_runs,
     placing,
     privacy,
@@ -71,6 +73,7 @@ app.command("join", rich_help_panel=START)(setup.join)
 app.command("leave", rich_help_panel=START)(setup.leave)
 app.command("run", rich_help_panel=WORK)(run.run)
 app.command("abort", rich_help_panel=WORK)(run.abort)
+app.command("drain", rich_help_panel=WORK)(draining.drain)
 app.command("plan", rich_help_panel=MODELS)(placing.plan)
 app.command("provision", rich_help_panel=MODELS)(placing.provision)
 app.command("prompt", rich_help_panel=MODELS)(asking.prompt)
@@ -79,6 +82,7 @@ app.command("runs", rich_help_panel=MODELS)(model_runs.runs)
 app.command("inspect", rich_help_panel=MODELS)(model_runs.inspect)
 app.command("stop", rich_help_panel=MODELS)(model_runs.stop_run)
 app.command("teardown", rich_help_panel=MODELS)(model_runs.teardown)
+app.command("doctor", rich_help_panel=LOOK)(doctor.doctor)
 app.command("status", rich_help_panel=LOOK)(status.status)
 app.command("budget", rich_help_panel=LOOK)(privacy.budget)
 app.add_typer(privacy.plans, name="privacy", rich_help_panel=LOOK)

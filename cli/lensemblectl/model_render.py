@@ -10,6 +10,8 @@ from lensemblectl.render import facts, listing, wrap
 
 COLOURS = {
     "provisioned": "green",
+    "replacing": "yellow",
+    "waiting for nodes": "yellow",
     "running": "green",
     "faulted": "red",
     "torn down": "dim",
@@ -98,6 +100,9 @@ def run(reply: replies.ModelRunStatus) -> RenderableType:
         Text(),
         _stages(reply),
     ]  # fmt: skip
+    if reply.replacements:
+        told = [Text(model_words.replacement_line(each), "yellow") for each in reply.replacements]
+        parts += [Text(), *told]
     if reply.requests:
         parts += [Text(), _requests(reply)]
     if reply.fault is not None:
@@ -117,6 +122,7 @@ def _facts(reply: replies.ModelRunStatus) -> list[tuple[str, str]]:
         ("engine", reply.engine),
         ("room", f"ctx {reply.ctx}, {reply.sessions} sessions, {reply.rows} rows"),
         ("answered", f"{words.counts(reply.finished) or 'nothing'}, {reply.tokens} tokens{late}"),
+        ("on fault", reply.on_fault),
         ("speed", ", ".join(part for part in (speed, trip, hop) if part)),
         ("outcome", ended),
         ("teardown", "; ".join((reply.teardown, *reply.complaints))),

@@ -51,6 +51,27 @@ def answer_line(end: replies.Answered) -> str:
     return f"[{', '.join(part for part in parts if part)}; {end.finish}]"
 
 
+def paused_line(pause: replies.Paused) -> str:
+    """Why an answer waits, and that it goes on."""
+    on = f" on {pause.name}" if pause.name else ""
+    what = pause.reason if pause.planned else f"a stage{on} is lost ({pause.reason})"
+    return printable(f"[{what}; the answer goes on elsewhere]")
+
+
+def replacement_line(left: replies.Replacement) -> str:
+    """One plan that was left: why, without whom it went on, and after how long."""
+    why = left.reason if left.fault is None else f"{left.fault.code}, {fault_line(left.fault)}"
+    without = f"; without {left.dropped_name} since" if left.dropped else ""
+    after = "not ready again yet" if left.ready_s is None else f"{words.duration(left.ready_s)}"
+    spans = [
+        f"{what} {words.duration(seconds)}"
+        for what, seconds in (("cleared", left.cleared_s), ("planned", left.planned_s))
+        if seconds is not None
+    ]
+    took = f"pause {after}" if left.ready_s is not None else after
+    return f"plan {left.run_epoch} was left: {why}{without}; {', '.join((took, *spans))}"
+
+
 def where(fault: replies.FaultStatus) -> str:
     """``stage 1 on node-b``."""
     return "" if fault.stage is None else f"stage {fault.stage} on {fault.name or fault.node[:12]}"

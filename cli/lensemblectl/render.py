@@ -281,7 +281,7 @@ def _participants(who: tuple[replies.ParticipantStatus, ...], width: int) -> Ren
 def _participant(each: replies.ParticipantStatus) -> list[str]:
     return [
         each.name,
-        words.progress(each.activity, each.step, each.steps, each.bytes, each.total_bytes),
+        _doing(each),
         "" if each.last_seen_s is None else words.brief(each.last_seen_s),
         "" if each.rtt_ms is None else words.milliseconds(each.rtt_ms),
         each.path,
@@ -289,6 +289,11 @@ def _participant(each: replies.ParticipantStatus) -> list[str]:
         words.short(each.node),
         "" if each.epsilon is None else f"{each.epsilon:.3f}",
     ]
+
+
+def _doing(each: replies.ParticipantStatus) -> str:
+    doing = words.progress(each.activity, each.step, each.steps, each.bytes, each.total_bytes)
+    return f"{doing}, {each.drain}" if each.drain else doing
 
 
 def _notes(who: tuple[replies.ParticipantStatus, ...]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from lensemble.ctl.replies import ModelRunStatus
 from lensemble_coord.http.refusal import Refused
-from lensemble_coord.inference import staging
+from lensemble_coord.inference import run_status
 from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.orchestrator import Orchestrator
 
@@ -27,9 +27,9 @@ def choose(orchestrator: Orchestrator, model: str) -> ModelRun:
     named = [run for run in orchestrator.runs.values() if run.model.facts.name == model]
     able = [run for run in named if run.takes_requests]
     if able:
-        return min(able, key=_load)
+        return min(able, key=lambda run: (run.replacing, _load(run)))
     if named:
-        state = staging.public_state(named[-1].state)
+        state = run_status.public_state(named[-1])
         raise Refused(503, "model_not_ready", f"the model `{model}` is {state}", retry=True)
     last = next((each for each in reversed(orchestrator.over) if each.model == model), None)
     if last is not None and last.outcome == "faulted":

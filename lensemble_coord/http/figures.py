@@ -31,8 +31,8 @@ PUBLIC = {
     "mean_degrees": "Mean principal angle between the last state's latents and those before.",
 }
 RUN_STATES = (
-    "planned", "provisioning", "opening", "probing", "provisioned", "running", "draining",
-    "faulted", "tearing down",
+    "planned", "provisioning", "opening", "probing", "provisioned", "running", "replacing",
+    "draining", "faulted", "tearing down",
 )  # fmt: skip
 Requests = Callable[[], Mapping[tuple[str, int], int]]
 """HTTP requests answered so far, by path and status."""
@@ -88,7 +88,7 @@ class Figures:
         async with trio.open_nursery() as nursery:
             for run in live.values():
                 moved = run.ring.trips and run.ring.steps != self._asked.get(run.run)
-                if moved and run.takes_requests:
+                if moved and staging.takes_requests(run.state):
                     self._asked[run.run] = run.ring.steps
                     nursery.start_soon(run.watch.ask)
 
@@ -121,7 +121,7 @@ class Figures:
     def _of_models(self) -> Iterator[Metric]:
         runs = list(self._parts.orchestrator.runs.values())
         tally = self._parts.orchestrator.around.tally
-        states = Counter(staging.public_state(run.state) for run in runs)
+        states = Counter(map(run_status.public_state, runs))
         by_state = {(state,): float(states[state]) for state in RUN_STATES}
         yield gauge(Name("inference_runs", "Models that are here, by state.", ("state",)), by_state)
         yield gauge(
@@ -153,7 +153,7 @@ class Figures:
 
 
 def _sessions(runs: Iterable[ModelRun]) -> Values[tuple[str]]:
-    ready = [run for run in runs if run.takes_requests]
+    ready = [run for run in runs if staging.takes_requests(run.state)]
     used = sum(each.slot is not None for run in ready for each in run.requests.values())
     return {("in_use",): used, ("free",): sum(run.plan.sessions for run in ready) - used}
 

@@ -24,6 +24,9 @@ from lensemble_coord.inference.tokens import TextStream
 from lensemble_coord.inference.wiring import Material, Wiring
 
 INBOX_EVENTS = 4096
+LAST_WORDS_S = 5.0
+"""How long requests of a run that is over may take to say so to those who asked."""
+
 MAX_REPLACED = 64
 """Plans that were left and are still told of."""
 
@@ -166,6 +169,9 @@ class ModelRun:
             await run_machine(
                 self.course, survival.transition, self._events, self._perform, self._moved
             )
+            with trio.move_on_after(LAST_WORDS_S):
+                while self.requests:
+                    await self.changed.wait()
             nursery.cancel_scope.cancel()
 
     def stop(self, reason: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from lensemble.ctl import replies, requests, server
 from lensemble.errors import FaultToleranceExceeded, OperatorError
@@ -110,7 +111,20 @@ def answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
     """The script."""
     if isinstance(request, requests.OfModels):
         return scripted_models.answer(request)
-    return _answer(request)
+    return _drain(request) if isinstance(request, requests.Drain) else _answer(request)
+
+
+async def _drain(request: requests.Drain) -> AsyncGenerator[replies.Reply, None]:
+    if request.node == "nobody":
+        raise OperatorError("no node 'nobody' has ever joined", "See `lensemblectl status`.")
+    done = replies.DrainStatus(node="a0" * 32, name="node-b", state="drained")
+    stays = ("run 3f2a stays: it ends by itself",)
+    now = replace(done, state="draining", runs=("3f2a",), in_round=True, stays=stays)
+    if request.undo:
+        yield replace(done, state="in use")
+        return
+    for status in (now, now, done) if request.wait else (now,):
+        yield status
 
 
 async def _answer(request: requests.Request) -> AsyncGenerator[replies.Reply, None]:

@@ -46,6 +46,16 @@ READY = replies.ModelRunStatus(
     requests=(replies.SessionStatus(slot=0, phase="decoding", prompt_tokens=9, tokens=3,
                                     elapsed_s=0.3),),
 )  # fmt: skip
+REPLACED = msgspec.structs.replace(
+    READY, run_epoch=2, on_fault="replace",
+    replacements=(
+        replies.Replacement(
+            run_epoch=1, reason=FAULT.reason, fault=FAULT, dropped=NODES[1][1],
+            dropped_name="node-b", cleared_s=0.2, planned_s=0.3, ready_s=7.1,
+        ),
+        replies.Replacement(run_epoch=2, reason="node-c is drained: a new disk"),
+    ),
+)  # fmt: skip
 FETCHING = msgspec.structs.replace(
     READY, state="provisioning", takes_requests=False,
     stages=(_stage(0, "fetching", 10_000, 50_000), _stage(1, "asked")),
@@ -86,6 +96,8 @@ async def _once(request: requests.OfModels) -> AsyncGenerator[replies.Reply, Non
             yield PLAN
         case requests.ModelRuns():
             yield replies.ModelRunList(runs=(READY, FAULTED))
+        case requests.InspectRun(run="aa"):
+            yield REPLACED
         case requests.InspectRun(run=run):
             yield FAULTED if run else READY
         case _:
@@ -98,7 +110,8 @@ async def _provision(request: requests.ProvisionModel) -> AsyncGenerator[replies
         raise WeightsError("the file is not what it was")
     if request.ctx == 130:
         await trio.sleep_forever()
-    yield FAULTED if request.ctx == 5 else READY
+    replaced = request.on_fault == "replace" and request.max_replacements == 2
+    yield FAULTED if request.ctx == 5 else REPLACED if replaced else READY
 
 
 async def _prompt(request: requests.Prompt) -> AsyncGenerator[replies.Reply, None]:
@@ -107,6 +120,9 @@ async def _prompt(request: requests.Prompt) -> AsyncGenerator[replies.Reply, Non
         raise ContextLengthExceeded(257, 256)
     for number, text in enumerate(("Par", "is\n", "\x1b[31m🙂")):
         yield replies.TokenText(token=number, log_probability=-0.1, text=text)
+    if said == "loss":
+        yield replies.Paused(run=RUN, reason="killed by\x1b SIGKILL", name="node-b")
+        yield replies.TokenText(token=3, log_probability=-0.1, text="!")
     if said == "for ever":
         await trio.sleep_forever()
     if said == "fault":

@@ -22,6 +22,7 @@ __all__ = ["daemon", "here"]
         ["runs"],
         ["inspect"],
         ["teardown"],
+        ["drain", "node-b", "--wait"],
     ],
 )
 def test_every_verb_speaks_json(here: Here, verb: list[str]) -> None:
@@ -42,6 +43,8 @@ def test_every_verb_speaks_json(here: Here, verb: list[str]) -> None:
         (["stop"], 6, "no word within 10 s from stage 1"),
         (["prompt", "too long"], 2, "257 tokens"),
         (["prompt", "x", "--run", "not hex"], 2, "malformed"),
+        (["drain", "nobody"], 1, "Try: See `lensemblectl status`"),
+        (["drain", "node-b", "--undo", "--wait"], 2, ""),
         (["inspect", "--socket", "/nowhere/ctl.sock"], 69, "no daemon"),
     ],
 )
@@ -83,6 +86,33 @@ def test_tables_show_what_matters(here: Here) -> None:
         assert part in shown
     over = here("inspect", RUN[:6]).stdout
     assert "worker_fault: stage 1 on node-b" in over
+
+
+def test_what_was_lost_is_said_beside_an_answer_and_in_full_on_inspection(here: Here) -> None:
+    done = here("prompt", "loss")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Paris\n")
+    assert done.stderr == (
+        "[a stage on node-b is lost (killed by  SIGKILL); the answer goes on elsewhere]\n"
+    )
+    shown = " ".join(here("inspect", "aa").stdout.split())
+    for part in (
+        "plan 2", "on fault replace", "plan 1 was left: worker_fault, stage 1 on node-b",
+        "without node-b since; pause 7.1 s, cleared 0.2 s, planned 0.3 s",
+        "plan 2 was left: node-c is drained: a new disk; not ready again yet",
+    ):  # fmt: skip
+        assert part in shown
+    made = here("provision", "tiny.gguf", "--on-fault", "replace", "--max-replacements", "2")
+    assert made.returncode == 0
+
+
+def test_a_drain_says_what_is_left_and_what_stays(here: Here) -> None:
+    done = here("drain", "node-b", "--wait")
+    assert done.stdout == "node-b is draining: run 3f2a, a round\nnode-b is drained\n"
+    assert done.stderr == (
+        "Note: run 3f2a stays: it ends by itself\nTry: lensemblectl drain node-b --force\n"
+    )
+    assert here("drain", "node-b", "--undo").stdout == "node-b is in use\n"
 
 
 def test_a_chat_remembers_what_was_said(daemon: Path) -> None:

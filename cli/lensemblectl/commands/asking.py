@@ -155,6 +155,8 @@ def _show(answer: Any, *, json: bool) -> tuple[str, replies.Answered | None]:  #
             end = reply
         if json:
             put_json(reply)
+        elif isinstance(reply, replies.Paused):
+            sys.stderr.write(f"{model_words.paused_line(reply)}\n")
         text = getattr(reply, "text", "")
         said.append(text)
         if not json and text:

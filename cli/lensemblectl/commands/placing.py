@@ -36,6 +36,22 @@ Fetch: TypeAlias = Annotated[
     Literal["edge", "path"],
     typer.Option(help="The coordinator sends weights, or each node has the same path."),
 ]
+OnFault: TypeAlias = Annotated[
+    Literal["fail", "replace"] | None,
+    typer.Option(
+        help="When a stage is lost: end, or plan again without its node and go on.",
+        show_default="as the coordinator is configured",
+    ),
+]
+Replacements: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Replace lost stages so often, then end.",
+        min=0,
+        max=64,
+        show_default="as the coordinator is configured",
+    ),
+]
 
 
 def plan(
@@ -70,6 +86,8 @@ def provision(
     rows: Rows = 32,
     split: Split = "",
     fetch: Fetch = "edge",
+    on_fault: OnFault = None,
+    max_replacements: Replacements = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start it, and do not watch.")] = False,
     socket: Socket = None,
     timeout: Timeout = TIMEOUT_S,
@@ -82,6 +100,7 @@ def provision(
     Example: lensemblectl provision model.gguf --ctx 4096 --sessions 2
     """
     wish = _wish(model, ctx=ctx, sessions=sessions, rows=rows, split=split, fetch=fetch)
+    wish |= {"on_fault": on_fault or "", "max_replacements": max_replacements}
     last: replies.ModelRunStatus | None = None
     with connect(socket, timeout) as client, _view(json) as view:
         try:
