@@ -59,7 +59,7 @@ class OperatorError(LensembleError):
 
 class ConfigError(OperatorError):
     code = "config"
-    default_remediation = "Correct the named key; `lensemble-coord check FILE` tests a file."
+    default_remediation = "Correct the named key; `lensemblectl doctor --config FILE` tests it."
 
 
 class InvalidTransition(InvariantError):

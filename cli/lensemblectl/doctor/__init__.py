@@ -1,0 +1,1 @@
+"""What can be wrong with a daemon's surroundings; ``lensemblectl doctor`` names it."""
