@@ -30,6 +30,10 @@ ones not turned, aligned in every round alike.  With a threshold the two differ 
 nothing to do with the random turn: below it an unturned node keeps the drift of its training, and a
 turned one, which is always above it, cannot know that part of its turn to leave it.
 
+``--widths`` trains with words of 16 bits and of 32, at several ``field.n_max``, and nothing else:
+what the narrow words cost, as a ratio paired within each seed; and how it varies by itself, from
+another rounding of the same.
+
 ``--daemons`` runs one federation through the daemons too, masked, and compares digests; ``--plot
 FILE.svg`` adds runs under less noise and draws what noise costs.
 """
@@ -60,7 +64,6 @@ from lensemble import logs
 from lensemble.errors import LensembleError
 from lensemble.params import FlatParameters
 from lensemble.privacy import accountant
-from lensemble.secagg.field import FieldVector
 from lensemble.workload import (
     FieldTerms,
     Gauge,
@@ -77,6 +80,7 @@ from lensemble_node.worker.training.evaluate import Domain, Evaluator, Scores
 from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
 from lensemble_node.worker.training.stops import Diverged
+from lensemble_node.worker.training.words import Words
 
 NODES = 4
 STEPS = 400
@@ -148,7 +152,7 @@ class Bench:
         self,
         terms: Workload,
         absent: Callable[[int], tuple[int, ...]] = lambda _: (),
-        bend: Callable[[FieldVector], FieldVector] = lambda words: words,
+        bend: Callable[[Words], Words] = lambda words: words,
         start: FlatParameters | None = None,
     ) -> FlatParameters | None:
         """Parameters after the rounds of ``terms``; None where they cannot be carried through."""
@@ -202,7 +206,7 @@ def runs(bench: Bench, sigmas: Sequence[float]) -> Iterator[tuple[str, FlatParam
     yield "federated 10", bench.federated(short)
     yield "federated 50", bench.federated(long)
     yield "one absent", bench.federated(long, lambda index: (index % NODES,))
-    fine = long.model_copy(update={"field": FieldTerms(k=30, n_max=NODES)})
+    fine = long.model_copy(update={"field": FieldTerms(bits=32, k=30, n_max=NODES)})
     yield "exact", bench.federated(fine)
     blocks = long.release.model_copy(update={"quantize": "int8"})
     yield "int8", bench.federated(long.model_copy(update={"release": blocks}))
@@ -263,13 +267,55 @@ def one_seed(
     return {"seed": seed, "scores": scores, "cpu_s": time.process_time() - began}
 
 
+WIDTHS = {
+    "32 bits": FieldTerms(bits=32),
+    "32 bits, k=20": FieldTerms(bits=32, k=20),
+    "16 bits, n_max=4": FieldTerms(n_max=4),
+    "16 bits, n_max=64": FieldTerms(),
+    "16 bits, n_max=128": FieldTerms(n_max=128),
+}
+"""The second differs from the first by steps that are far finer than those of 16 bits."""
+
+
+def widths_of_seed(seed: int) -> dict[str, dict[str, dict[str, float]]]:
+    """State and latent error by schedule and by words."""
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        bench = Bench(seed, Path(place))
+        for horizon, terms in bench.terms.items():
+            found[f"H={horizon}"] = by_width = {}
+            for name, field in WIDTHS.items():
+                scores = bench.mix(bench.federated(terms.model_copy(update={"field": field})))
+                by_width[name] = {"state5": scores.state5, "latent": scores.latent}
+    return found
+
+
+def show_widths(seeds: Sequence[dict[str, dict[str, dict[str, float]]]]) -> dict[str, float]:
+    """Print every ratio to 32 bits; the mean over the seeds of each, less one."""
+    means: dict[str, float] = {}
+    for horizon in seeds[0]:
+        for name in list(WIDTHS)[1:]:
+            for figure in ("state5", "latent"):
+                ratios = [
+                    each[horizon][name][figure] / each[horizon]["32 bits"][figure] - 1
+                    for each in seeds
+                ]
+                mean = means[f"{figure}, {horizon}, {name}"] = sum(ratios) / len(ratios)
+                each_seed = "  ".join(f"{ratio:+.2%}" for ratio in ratios)
+                print(f"{figure:8} {horizon:5} {name:20} {mean:+.2%}   by seed: {each_seed}")
+    return means
+
+
 def through_daemons() -> dict[str, Any]:
     """One federation both ways, and whether it is the same to the last bit."""
     torch.set_num_threads(1)
     logs.configure("error", "auto")
     with tempfile.TemporaryDirectory() as place:
         bench = Bench(0, Path(place) / "data")
-        terms, data = bench.terms[50], list(bench.data.values())
+        # Chance has no part in words of 32 bits, so that both ways agree to the last one.
+        terms = bench.terms[50].model_copy(update={"field": FieldTerms(bits=32)})
+        data = list(bench.data.values())
         count = STEPS // terms.inner.steps
         found = daemons.compare(Path(place) / "federation", terms, data, bench.warm, count)
         found["state5"] = bench.mix(found.pop("parameters")).state5
@@ -303,10 +349,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--daemons", action="store_true", help="one federation masked, too")
     parser.add_argument("--plot", type=Path, help="an SVG file: error under noise")
+    parser.add_argument("--widths", action="store_true", help="only words of 16 and of 32 bits")
     parser.add_argument("--json", action="store_true", help="only the JSON object")
     options = parser.parse_args()
     found = []
     context = multiprocessing.get_context("spawn")
+    if options.widths:
+        with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:
+            print(json.dumps(show_widths(list(pool.map(widths_of_seed, range(options.seeds))))))
+        return
     sigmas = SIGMAS if options.plot else (0.1,)
     work = functools.partial(one_seed, sigmas=sigmas, engine=options.engine)
     with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:

@@ -113,8 +113,6 @@ class FieldPlan:
                     f"a field plan with k={byte - BIAS} for {tensor.name}; {MIN_K} to {MAX_K} can "
                     "be"
                 )
-        if not 1 <= self.n_max <= NARROW_HALF:
-            raise ContractViolation(f"16 bits have no room for {self.n_max} updates")
 
     def _lay(self, code: bytes) -> tuple[tuple[Segment, ...], int]:
         if not code:
