@@ -41,6 +41,7 @@ class Serving(msgspec.Struct, frozen=True):
     answers: Answers
     orchestrator: Orchestrator
     models: ModelAnswers
+    draining: Draining
     surfaces: Mapping[str, str] = {}
     """Where HTTP is served: the address of ``http`` and of ``metrics``."""
 
@@ -161,6 +162,7 @@ async def serve(
                     answers,
                     orchestrator,
                     models,
+                    draining,
                     surfaces,
                 )
                 task_status.started(serving)

@@ -45,8 +45,10 @@ class Bench:
         self.rounds = serving.rounds
 
     @asynccontextmanager
-    async def node(self, name: str, *, loses_pairs: int = 0) -> AsyncIterator[ScriptedNode]:
-        me = identity.generate()
+    async def node(
+        self, name: str, *, loses_pairs: int = 0, me: identity.Identity | None = None
+    ) -> AsyncIterator[ScriptedNode]:
+        me = me or identity.generate()
         await self.serving.admit(me.node, name)
         driver = self.network.driver(me.node)
         async with trio.open_nursery() as nursery:

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from lensemble import identity
 from lensemble.ctl import replies, requests
 from lensemble.errors import ContextLengthExceeded, OperatorError, PlanInfeasible
 from lensemble.wire import stages
@@ -73,17 +74,25 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    tmp_path: Path, nodes: int = 2, http: dict[str, Any] | None = None, **terms: Any
+    tmp_path: Path,
+    nodes: int = 2,
+    who: tuple[identity.Identity, ...] = (),
+    http: dict[str, Any] | None = None,
+    **terms: Any,
 ) -> AsyncIterator[Rig]:
-    model = write_tiny(tmp_path / "tiny.gguf", layers=4)
+    """``who`` are the first nodes; whoever is not given is made for the occasion."""
+    model = tmp_path / "tiny.gguf"
+    if not model.exists():
+        write_tiny(model, layers=4)
+    known = (*who, *(identity.generate() for _ in range(nodes - len(who))))
     async with (
         bench(tmp_path, inference=terms, http=http) as coordinator,
         trio.open_nursery() as nursery,
     ):
         release = trio.Event()
         made: list[ScriptedStages] = [
-            await nursery.start(_node, coordinator, f"node-{index}", release)
-            for index in range(nodes)
+            await nursery.start(_node, coordinator, f"node-{index}", release, me)
+            for index, me in enumerate(known)
         ]
         peers = coordinator.serving.reception.peers
         with trio.fail_after(10):
@@ -100,10 +109,11 @@ async def _node(
     coordinator: Bench,
     name: str,
     release: trio.Event,
+    me: identity.Identity,
     *,
     task_status: trio.TaskStatus[ScriptedStages],
 ) -> None:
-    async with coordinator.node(name) as node, hosting(node) as stages:
+    async with coordinator.node(name, me=me) as node, hosting(node) as stages:
         task_status.started(stages)
         await release.wait()
 

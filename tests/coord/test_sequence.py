@@ -100,9 +100,26 @@ class Player:
         while not self.finished:
             while self.waiting:
                 self.send()
-            if (drawn := self.ring.compute()) is not None:
-                self.drawn.append(drawn.token)
-                self.feed(drawn)
+            self.compute()
+
+    def compute(self) -> None:
+        if (drawn := self.ring.compute()) is not None:
+            self.drawn.append(drawn.token)
+            self.feed(drawn)
+
+    def move(self) -> None:
+        """One step: a chunk that waits is sent, or else one is computed."""
+        if self.finished:
+            return
+        if self.waiting:
+            self.send()
+        elif self.ring.chunks:
+            self.compute()
+
+    def interrupt(self, ring: ScriptedRing) -> None:
+        self.ring = ring
+        self.waiting.clear()
+        self.feed(sequence.Interrupted(tuple(self.drawn)))
 
 
 def asked(prompt: tuple[int, ...], **terms: object) -> sequence.Ask:
@@ -171,6 +188,56 @@ def test_interleaved_requests_answer_as_if_alone_and_a_cancelled_one_harms_nobod
     for player, prompt in zip(players, [*prompts, prompts[0]], strict=False):
         if player is not victim or heir is None:
             assert player.drawn == solo(prompt, 6, 64)[0]
+
+
+@given(
+    prompt=PROMPTS,
+    rows=st.integers(1, 9),
+    most=st.integers(1, 20),
+    room=st.integers(0, 20),
+    losses=st.lists(st.integers(0, 30), max_size=4),
+)
+def test_an_answer_that_is_interrupted_is_that_of_one_that_is_not(
+    prompt: tuple[int, ...], rows: int, most: int, room: int, losses: list[int]
+) -> None:
+    ctx = len(prompt) + room
+    hot = Sampling(temperature=1.0, repeat_penalty=1.3, seed=9)
+    terms = {"rows": rows, "max_tokens": most, "ctx": ctx, "sampling": hot}
+    undisturbed = Player(ScriptedRing(ctx, rows), asked(prompt, **terms))
+    undisturbed.feed(sequence.Granted(3))
+    undisturbed.run()
+    player = Player(ScriptedRing(ctx, rows), asked(prompt, **terms))
+    player.feed(sequence.Granted(0))
+    for moves in losses:
+        for _ in range(moves):
+            player.move()
+        if player.finished:
+            break
+        # Another plan: a ring whose caches are empty, and nothing of the old one comes back.
+        player.interrupt(ScriptedRing(ctx, rows))
+        assert isinstance(player.state, sequence.Queued)
+        assert not player.armed
+        player.feed(sequence.Granted(1))
+    player.run()
+    assert player.drawn == undisturbed.drawn
+    assert player.finished == undisturbed.finished
+    asked_for = {each.index: each for each in player.samplings}
+    assert list(asked_for.values()) == undisturbed.samplings
+
+
+def test_whoever_is_cancelled_between_two_plans_has_had_what_was_given() -> None:
+    player = Player(ScriptedRing(64, 8), asked((5, 6)))
+    player.feed(sequence.Granted(0))
+    for _ in range(6):
+        player.move()
+    given = len(player.drawn)
+    assert given > 0
+    player.interrupt(ScriptedRing(64, 8))
+    assert player.released == [0]
+    player.feed(sequence.Interrupted(tuple(player.drawn)))
+    player.feed(sequence.CancelAsked())
+    assert player.finished == [sequence.Finished("cancelled", sequence.Usage(2, given))]
+    assert player.released == [0]
 
 
 def test_over_length_prompts_are_refused_with_both_numbers() -> None:
