@@ -182,8 +182,13 @@ class StageProcess:
                 if isinstance(signal, stage_signals.StageFailed):
                     self._failed = self._failed or signal
                     self._finish.set()
-                else:
-                    self._hear(signal)
+                    continue
+                self._hear(signal)
+                if isinstance(signal, signals.Filled):
+                    # What was filled goes out before what else is said is read; twice, for the
+                    # first time around this task may be ahead of the one that sends.
+                    await trio.lowlevel.checkpoint()
+                    await trio.lowlevel.checkpoint()
         except WorkerFault as fault:
             life.kill(f"what it said is not the stage protocol: {fault.message}")
 

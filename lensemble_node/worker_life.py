@@ -55,6 +55,8 @@ class Life:
             raise
         self.pending, self.queue = trio.open_memory_channel[bytes](MAX_PENDING_COMMANDS)
         self.killed_for = ""
+        self._behind = False
+        """Whether something was queued that is not in the pipe yet."""
 
     def _streams(self) -> tuple[trio.lowlevel.FdStream, ...]:
         pipes = [p for p in (self.popen.stdin, self.popen.stdout, self.popen.stderr) if p]
@@ -64,8 +66,28 @@ class Life:
         return streams
 
     def send(self, command: signals.SignalLine) -> None:
+        """Write ``command`` at once if nothing is before it and the pipe has room, else queue it.
+
+        A chunk of a token waits for this: a turn of the scheduler and one of ``write`` are saved.
+        """
+        line = signals.line(command)
+        if not self._behind:
+            line = self._write_now(line)
+        if line:
+            self._queue(line)
+
+    def _write_now(self, line: bytes) -> bytes:
+        """Write as much of ``line`` as the pipe has room for; the rest of it."""
         try:
-            self.pending.send_nowait(signals.line(command))
+            return line[os.write(self.stdin.fileno(), line) :]
+        except OSError:
+            # No room, or nobody reads any more: ``write`` waits, or finds that out as well.
+            return line
+
+    def _queue(self, line: bytes) -> None:
+        self._behind = True
+        try:
+            self.pending.send_nowait(line)
         except trio.WouldBlock:
             self.kill(f"{MAX_PENDING_COMMANDS} commands lie unread")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -90,6 +112,7 @@ class Life:
         try:
             async for line in self.queue:
                 await self.stdin.send_all(line + self._more())
+                self._behind = self.queue.statistics().current_buffer_used > 0
         except trio.BrokenResourceError:
             self.pending.close()
 

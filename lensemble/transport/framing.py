@@ -6,9 +6,13 @@ and latches the first failure, so that a torn stream can never pass for one that
 
 import struct
 
-from lensemble.transport.raw import NOTHING, RawLost, RawReceive
+import trio
+
+from lensemble.transport.raw import RawLost, RawReceive
 
 PREFIX = struct.Struct("<I")
+AHEAD_BYTES = 4096
+"""Read at most beyond what is being filled; copied once more."""
 
 
 class TooLong(RawLost):
@@ -22,9 +26,11 @@ class FrameReader:
         self._raw = raw
         self._prefix = bytearray(PREFIX.size)
         self._done = 0
-        self._ahead = 0
         self._extent: int | None = None
         self._own = bytearray()
+        self._spare = memoryview(bytearray(AHEAD_BYTES))
+        self._ahead = self._spare[:0]
+        """The part of ``_spare`` that was read and belongs to what comes next."""
         self._lost = ""
 
     async def receive_into(self, into: memoryview) -> int | None:
@@ -39,8 +45,8 @@ class FrameReader:
         extent = await self._next_extent(len(into))
         if extent is None:
             return None
-        await self._fill(into[:extent], memoryview(self._prefix))
-        self._extent, self._done, self._ahead = None, self._ahead, 0
+        await self._fill(into[:extent])
+        self._extent, self._done = None, 0
         return extent
 
     async def receive(self, limit: int) -> bytes | None:
@@ -53,10 +59,10 @@ class FrameReader:
             return None
         if len(self._own) != extent:
             self._own = bytearray(extent)
-        await self._fill(memoryview(self._own), memoryview(self._prefix))
+        await self._fill(memoryview(self._own))
         payload = bytes(self._own)
         self._own = bytearray()
-        self._extent, self._done, self._ahead = None, self._ahead, 0
+        self._extent, self._done = None, 0
         return payload
 
     async def _next_extent(self, limit: int) -> int | None:
@@ -72,17 +78,19 @@ class FrameReader:
             self._extent, self._done = extent, 0
         return self._extent
 
-    async def _fill(
-        self, view: memoryview, beyond: memoryview = NOTHING, *, at_boundary: bool = False
-    ) -> bool:
+    async def _fill(self, view: memoryview, *, at_boundary: bool = False) -> bool:
         """Read until ``view`` is full; False where the stream ends before its first byte.
 
-        What comes in one go with the last of ``view`` goes to ``beyond``, the prefix of the next
-        frame: that saves a call for each frame.
+        What comes in one go with the last of ``view`` is kept for what comes next: so a small frame
+        takes one call, and a large one none for its prefix.
         """
+        self._take_ahead(view)
+        if at_boundary and self._done == len(view):
+            # No call is needed, and whoever reads many small frames still makes way for others.
+            await trio.lowlevel.checkpoint()
         while (missing := len(view) - self._done) > 0:
             try:
-                count = await self._raw.read_into(view[self._done :], beyond)
+                count = await self._raw.read_into(view[self._done :], self._spare)
             except RawLost as lost:
                 self._lost = lost.reason
                 raise
@@ -92,5 +100,12 @@ class FrameReader:
                 self._lost = f"the stream ended inside a frame, {missing} bytes early"
                 raise RawLost(self._lost)
             self._done += min(count, missing)
-            self._ahead = max(count - missing, 0)
+            self._ahead = self._spare[: max(count - missing, 0)]
         return True
+
+    def _take_ahead(self, view: memoryview) -> None:
+        """Move what was read already to ``view``, as much as it has room for."""
+        count = min(len(view) - self._done, len(self._ahead))
+        view[self._done : self._done + count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        self._done += count

@@ -31,7 +31,8 @@ MAX_CALL_BYTES = 256 << 10
 """Payload of one call; the trio thread stands still for 0.3 ms meanwhile."""
 
 _LENGTH = struct.Struct(">i")
-_Window = ctypes.c_char * (MAX_CALL_BYTES + 256)
+MAX_BEYOND_BYTES = 8 << 10
+_Window = ctypes.c_char * (MAX_CALL_BYTES + MAX_BEYOND_BYTES + 256)
 _FREED_LATE = (
     "Endpoint",
     "Connection",
@@ -75,6 +76,9 @@ _grave: deque[tuple[Callable[..., Any], int]] = deque()
 class _Future:
     """One poll of one Rust future; belongs to the trio run and thread that made it."""
 
+    waits = 0
+    """How often any of them was not ready at once: then its task made way for others."""
+
     def __init__(self) -> None:
         self.token = trio.lowlevel.current_trio_token()
         self.thread = get_ident()
@@ -97,6 +101,7 @@ class _Future:
     async def _wait(self) -> int | None:
         if self._code is None:
             self._task = trio.lowlevel.current_task()
+            _Future.waits += 1
             await trio.lowlevel.wait_task_rescheduled(self._drop)
         return self._code
 
@@ -168,7 +173,7 @@ async def write(stream: Any, prefix: bytes, piece: memoryview) -> None:
     Raises:
         IrohError: the stream is torn.
     """
-    await trio.lowlevel.checkpoint()
+    await trio.lowlevel.checkpoint_if_cancelled()
     await _ffi.uniffi_rust_call_async(
         _lib.uniffi_iroh_ffi_fn_method_sendstream_write_all(
             _clone_handle(stream), _lower(prefix, piece)
@@ -179,18 +184,21 @@ async def write(stream: Any, prefix: bytes, piece: memoryview) -> None:
         _nothing,
         _ffi.UniffiFfiConverterTypeIrohError__as_error,
     )
+    # Others have their turn, but only once this is on its way; and it is not torn by a cancel.
+    await trio.lowlevel.cancel_shielded_checkpoint()
 
 
 async def read_into(stream: Any, into: memoryview, beyond: memoryview) -> int:
     """Take from a ``RecvStream`` what is there, at least one byte; 0 at its end.
 
-    Bytes go to ``into`` and, once that is full, to ``beyond`` of at most 64 bytes.  A cancelled
-    call takes nothing.
+    Bytes go to ``into`` and, once that is full, to ``beyond`` of at most ``MAX_BEYOND_BYTES``.  A
+    cancelled call takes nothing.
 
     Raises:
         IrohError: the stream is torn.
     """
-    await trio.lowlevel.checkpoint()
+    await trio.lowlevel.checkpoint_if_cancelled()
+    waits = _Future.waits
     limit = len(into) + len(beyond) if len(into) <= MAX_CALL_BYTES else MAX_CALL_BYTES
 
     def lift(buffer: Any) -> int:
@@ -209,6 +217,8 @@ async def read_into(stream: Any, into: memoryview, beyond: memoryview) -> int:
         lift,
         _ffi.UniffiFfiConverterTypeIrohError__as_error,
     )
+    if _Future.waits == waits:
+        await trio.lowlevel.cancel_shielded_checkpoint()
     return taken
 
 
