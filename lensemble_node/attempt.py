@@ -330,7 +330,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     open: RoundOpen
     root: Digest
     episodes: int
-    holds_bytes: int
+    held: signals.Bound
     masked: bool = False
 
 
@@ -496,11 +496,11 @@ def _signal(state: Active, signal: Signal) -> Step[State, Action]:
     match state, signal:
         case _, signals.Failed():
             return _fail(state, signal.code, signal.message, signal.remediation)
-        case Binding(opened, edge, root, episodes, masked), signals.Bound(holds_bytes=held):
-            told = Tell(opened, "fetching", held, opened.state_bytes)
+        case Binding(opened, edge, root, episodes, masked), signals.Bound(holds_bytes=nbytes):
+            told = Tell(opened, "fetching", nbytes, opened.state_bytes)
             go = Go.ROSTER if masked else Go.COLLECT
             fetching = Fetching(opened, edge, root, go, masked)
-            return fetching, (Commit(opened, root, episodes, held, masked), told)
+            return fetching, (Commit(opened, root, episodes, signal, masked), told)
         case ((Fetching() | Training() | Sending()), signals.Worked(phase=phase)):
             return state, (Tell(state.open, phase, signal.done, signal.total),)
         case _:
@@ -712,7 +712,11 @@ def _abandon(state: State, *, continues: bool, edges: bool = True) -> tuple[Acti
 
 def _bind(opened: RoundOpen) -> signals.Bind:
     return signals.Bind(
-        round=opened.round, attempt=opened.attempt, prior_digest=opened.prior_digest
+        round=opened.round,
+        attempt=opened.attempt,
+        prior_digest=opened.prior_digest,
+        prior_momentum=opened.prior_momentum,
+        steps=opened.steps,
     )
 
 

@@ -481,7 +481,9 @@ class Member:
                 attempt=asked.attempt,
                 dataset_root=commit.root,
                 episodes=commit.episodes,
-                holds_bytes=commit.holds_bytes,
+                holds_bytes=commit.held.holds_bytes,
+                follows=commit.held.follows,
+                holds_of_sum=commit.held.holds_of_sum,
                 keys=keys,
                 signature=self.who.sign(payload),
             )

@@ -13,6 +13,7 @@ from msgspec import Meta
 from lensemble.errors import WorkerFault
 from lensemble.params import MAX_TENSORS
 from lensemble.secagg.graph import MAX_HOLDERS
+from lensemble.wire.steps import MAX_STEPS, Steps
 
 EXIT_NO_MEMORY = 71
 """Exit status of a worker that was refused memory."""
@@ -88,11 +89,16 @@ class Released(SignalLine, frozen=True, kw_only=True, tag=True):
 
 
 class Bind(SignalLine, frozen=True, kw_only=True, tag=True):
-    """How much of the state ``prior_digest`` is held?  Answered by ``Bound``."""
+    """How much of the state ``prior_digest`` and its momentum is held?  Answered by ``Bound``.
+
+    ``steps`` lead there, for those who hold what one of them starts from.
+    """
 
     round: _Count
     attempt: _Count
     prior_digest: _Hash
+    prior_momentum: _Hash | None = None
+    steps: Steps = ()
 
 
 class Train(SignalLine, frozen=True, kw_only=True, tag=True):
@@ -236,13 +242,17 @@ class Filled(SignalLine, frozen=True, kw_only=True, tag=True):
 
 
 class Bound(SignalLine, frozen=True, kw_only=True, tag=True):
+    """What is held, as ``Commitment`` says it."""
+
     round: _Count
     attempt: _Count
     holds_bytes: _Count
+    follows: Annotated[int, Meta(ge=0, le=MAX_STEPS)] = 0
+    holds_of_sum: _Count = 0
 
 
 class StateHeld(SignalLine, frozen=True, kw_only=True, tag=True):
-    """The state ``digest`` is complete, verified and on disk."""
+    """The state ``digest`` is complete, verified and on disk, and so is its momentum."""
 
     digest: _Hash
 

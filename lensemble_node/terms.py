@@ -24,6 +24,8 @@ class Terms(msgspec.Struct, frozen=True):
     field_k: int
     field_n_max: int
     state_bytes: int
+    """Of the parameters; the outer momentum has as many."""
+
     probe_hash: Digest | None = None
     masked: bool = False
     """The coordinator learns the sum of the updates only."""
@@ -143,11 +145,15 @@ def objection(terms: Terms, asked: RoundOpen) -> LensembleError | None:
         ("inner_steps", asked.inner_steps, terms.inner_steps),
         ("field.k", asked.field.k, terms.field_k),
         ("field.n_max", asked.field.n_max, terms.field_n_max),
-        ("state_bytes", asked.state_bytes, terms.state_bytes),
+        ("state_bytes", asked.state_bytes, terms.state_bytes * (1 + _has_momentum(asked))),
     ):
         if got != due:
             return ContractViolation(f"round {asked.round} asks for {name} {got}; agreed was {due}")
     return None
+
+
+def _has_momentum(asked: RoundOpen) -> bool:
+    return asked.prior_momentum is not None
 
 
 def _parse(raw: bytes) -> Workload:

@@ -32,6 +32,7 @@ from lensemble.wire.fence import (
     Signature,
 )
 from lensemble.wire.stages import StageAnswer, StageOrder
+from lensemble.wire.steps import MAX_STEPS, Steps
 
 WIRE_VERSION = 1
 """The version this build speaks; the first thing checked in every message."""
@@ -148,6 +149,10 @@ class MaskKeys(Message, frozen=True, kw_only=True):
 
 class RoundOpen(OfRound, frozen=True, kw_only=True, tag=True):
     prior_digest: Hash
+    prior_momentum: Hash | None = None
+    """Digest of the outer momentum; None before the first step, and where it is not needed."""
+    steps: Steps = ()
+    """The last that were committed; they lead to the prior parameters and momentum."""
     layout_digest: Hash
     config_hash: Hash
     roster_digest: Hash
@@ -159,6 +164,7 @@ class RoundOpen(OfRound, frozen=True, kw_only=True, tag=True):
     global_step: Count
     """Inner steps of all earlier rounds; where the learning-rate schedule stands."""
     state_bytes: Count
+    """Of the prior parameters, and of the momentum if there is one."""
     field: FieldParams
     spent_before: Count = 0
     """Releases of this round from attempts below this number are spent: one of their sums was asked
@@ -169,12 +175,17 @@ class RoundOpen(OfRound, frozen=True, kw_only=True, tag=True):
 class Commitment(OfRound, frozen=True, kw_only=True, tag=True):
     """Binds the sender to a dataset for this attempt, and says what of the state it holds.
 
-    ``keys`` are there exactly when aggregation is masked.
+    ``holds_bytes`` counts from the beginning of the parameters, behind which the momentum comes.
+    ``follows``: it holds what so many of the last ``RoundOpen.steps`` start from, and can take
+    them; ``holds_of_sum`` are leading bytes of the first sum of those.  ``keys`` are there exactly
+    when aggregation is masked.
     """
 
     dataset_root: Hash
     episodes: Count
     holds_bytes: Count
+    follows: Annotated[int, Meta(ge=0, le=MAX_STEPS)] = 0
+    holds_of_sum: Count = 0
     keys: MaskKeys | None = None
     signature: Signature
 

@@ -31,6 +31,7 @@ from lensemble.wire import fence, messages
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import budget, outer_round, record
 from lensemble_coord.training.aggregate import Addend
+from lensemble_coord.training.downlink import Downlink, Origin
 from lensemble_coord.training.gatekeeper import Gatekeeper
 from lensemble_coord.training.journal import Journal
 from lensemble_coord.training.mask_rim import MaskMessage, MaskRim
@@ -130,6 +131,14 @@ class Rounds:
         self._inbox, self._events = trio.open_memory_channel[outer_round.Event](INBOX_EVENTS)
         self._opening: messages.RoundOpen | None = None
         self._masks = MaskRim(self, store.federation)
+        self._origin = Origin(store.position.digest, None, (), store.layout.nbytes)
+        self.downlink = Downlink(
+            store.federation,
+            store.layout,
+            store.workload.room,
+            store.directory,
+            config.edges.capacity_bytes,
+        )
         # What an earlier process asked to be unmasked is not known here; take it that it did.
         self._spent_before = (store.position.round, store.position.attempt)
         self._seconds: dict[str, float] = {}
@@ -298,8 +307,8 @@ class Rounds:
         match action:
             case outer_round.AskAlso(node=node):
                 self._tell_opening((node,))
-            case outer_round.OfferState(node=node, from_byte=from_byte):
-                self._offer_state(node, from_byte)
+            case outer_round.OfferState(node=node, held=held):
+                self._offer_state(node, held)
             case outer_round.SendRoster():
                 members = self._masks.members(action.bound)
                 seed = seeds.sketch(self.workload.root_seed, self.state.ground.round)
@@ -325,6 +334,7 @@ class Rounds:
         self.gate.warm()
         try:
             await trio.to_thread.run_sync(self.store.begin_attempt, action.round, action.attempt)
+            self._origin = await trio.to_thread.run_sync(self.store.origin)
         except LensembleError as error:
             self._nursery.start_soon(self.failed, (action.round, action.attempt), error)
             return
@@ -336,6 +346,8 @@ class Rounds:
             round=action.round,
             attempt=action.attempt,
             prior_digest=action.digest,
+            prior_momentum=self._origin.momentum,
+            steps=self._origin.steps,
             layout_digest=self.layout.digest,
             config_hash=self.workload.digest,
             roster_digest=messages.roster_digest(action.nodes),
@@ -343,7 +355,7 @@ class Rounds:
             probe_hash=Digest(self.workload.objective.probe_hash) or None,
             inner_steps=self.workload.inner.steps,
             global_step=action.round * self.workload.inner.steps,
-            state_bytes=self.layout.nbytes,
+            state_bytes=self._origin.nbytes,
             field=messages.FieldParams(
                 k=self.workload.field.k,
                 n_max=self.workload.field.n_max,
@@ -364,19 +376,16 @@ class Rounds:
         """The sessions of those of ``nodes`` that are here."""
         return [self.sessions[node] for node in nodes if node in self.sessions]
 
-    def _offer_state(self, node: NodeId, from_byte: int) -> None:
-        ground = self.state.ground
+    def _offer_state(self, node: NodeId, held: outer_round.Holding) -> None:
+        at = (self.state.ground.round, self.state.ground.attempt)
         for session in self.present((node,)):
             self._masks.remember_keys(session)
-            if from_byte >= self.layout.nbytes:
-                session.holds_state()
-                continue
             try:
-                held = self.store.checkpoint(ground.digest)
+                offer = self.downlink.offer(self._origin, held, at)
             except LensembleError as error:
-                self._nursery.start_soon(self.failed, (ground.round, ground.attempt), error)
+                self._nursery.start_soon(self.failed, at, error)
             else:
-                session.offer_state(held, ground.round, ground.attempt, from_byte)
+                session.offer_state(offer, self.downlink)
 
     def _begin_collect(self, nodes: tuple[NodeId, ...]) -> None:
         ground = self.state.ground
@@ -515,6 +524,7 @@ class Rounds:
     async def _commit(
         self, at: At, action: outer_round.Commit, transcript: record.Masking | None
     ) -> outer_round.Advanced:
+        self._nursery.start_soon(self.downlink.prepare, action.field_sum, self.store.plan)
         step = partial(self.store.prepare, at[0], action.field_sum, len(action.contributors))
         candidate = await trio.to_thread.run_sync(step)
         self._refusal = await self.gate.weigh(at[0], candidate.digest, candidate.prior)

@@ -272,6 +272,18 @@ class MemberLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Holding(msgspec.Struct, frozen=True):
+    """What a node has of the state that a round starts from, as its ``Commitment`` says it.
+
+    ``nbytes`` of the parameters and the momentum behind them; or what ``follows`` of the last
+    steps start from, and ``of_sum`` bytes of the first sum of those.
+    """
+
+    nbytes: int
+    follows: int = 0
+    of_sum: int = 0
+
+
 class Committed(msgspec.Struct, frozen=True, tag=True):
     """A node bound itself to a dataset, signature checked; it holds so much of the state."""
 
@@ -280,7 +292,7 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     dataset_root: Digest
     signature: bytes
-    holds_bytes: int
+    held: Holding
 
 
 class Declined(msgspec.Struct, frozen=True, tag=True):
@@ -417,10 +429,10 @@ class AskAlso(msgspec.Struct, frozen=True, tag=True):
 
 
 class OfferState(msgspec.Struct, frozen=True, tag=True):
-    """Send ``node`` the global state from ``from_byte`` on; nothing if it holds all of it."""
+    """Send ``node`` what it does not hold of the global state; nothing if it holds all of it."""
 
     node: NodeId
-    from_byte: int
+    held: Holding
 
 
 class SendRoster(msgspec.Struct, frozen=True, tag=True):
@@ -730,7 +742,7 @@ def _bind(state: Open, event: Committed) -> Step[State, Action]:
     declined = tuple(d for d in state.declined if d.node != event.node)
     bound = replace(state, bound=(*state.bound, binding), declined=declined)
     after, actions = _consider_collect(bound)
-    return after, (OfferState(event.node, event.holds_bytes), *actions)
+    return after, (OfferState(event.node, event.held), *actions)
 
 
 def _consider_collect(state: Open) -> Step[State, Action]:

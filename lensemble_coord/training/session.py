@@ -14,8 +14,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from lensemble import blob, files, identity
-from lensemble.checkpoint import Checkpoint
+from lensemble import blob, identity
 from lensemble.crash_points import reached
 from lensemble.edge.arena import Region
 from lensemble.edge.spec import EdgeSpec
@@ -40,6 +39,7 @@ from lensemble.wire import codec, fence, messages
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.peers import Peers
 from lensemble_coord.training import outer_round
+from lensemble_coord.training.downlink import By, Downlink, Offer
 from lensemble_coord.training.masking import public_keys
 from lensemble_coord.training.spool import SpoolFile
 
@@ -123,6 +123,7 @@ class Activity(msgspec.Struct):
     contributions: int = 0
     loss: float | None = None
     epsilon: float | None = None
+    state_by: By = ""
 
 
 class _Pair:
@@ -131,7 +132,8 @@ class _Pair:
     def __init__(self, tx: TxEnd, rx: RxEnd) -> None:
         self.tx = tx
         self.rx = rx
-        self.sending: tuple[Digest, trio.CancelScope] | None = None
+        self.sending = False
+        """Whether a state or a sum is on its way."""
 
 
 class Session:
@@ -206,34 +208,22 @@ class Session:
             self.activity.phase, self.activity.since = phase, now
         self.activity.done, self.activity.total, self.activity.seen = done, total, now
 
-    def holds_state(self) -> None:
-        self.did("waiting")
-
-    def offer_state(
-        self, checkpoint: Checkpoint, round_index: int, attempt: int, from_byte: int
-    ) -> None:
-        """Send the state from ``from_byte`` on, beside everything else."""
+    def offer_state(self, offer: Offer, downlink: Downlink) -> None:
+        """Send what is offered, if it is anything, beside everything else."""
+        self.activity.state_by = offer.by
+        if not offer.parts:
+            self.did("waiting")
+            return
         pair, nursery = self._pair, self._pair_nursery
         if pair is None or nursery is None:
             return
-        if pair.sending is not None:
+        if pair.sending:
             # A blob cannot be abandoned half-way on a live edge: the pair is replaced, and the
             # node asks again when it binds on the new one.
             self._break_edges("a state is still being sent on this edge")
             return
-        header = blob.BlobHeader(
-            kind="state",
-            federation=self.ground.federation,
-            round=round_index,
-            attempt=attempt,
-            total_bytes=self.ground.layout.nbytes,
-            offset=from_byte,
-            chunk_bytes=self.ground.capacity_bytes,
-            layout_digest=self.ground.layout.digest,
-            digest_hint=checkpoint.digest,
-        )
-        pair.sending = (checkpoint.digest, trio.CancelScope())
-        nursery.start_soon(self._send_state, pair, checkpoint, header)
+        pair.sending = True
+        nursery.start_soon(self._send_state, pair, offer, downlink)
 
     def round_ended(self, round_index: int, attempt: int) -> None:
         """The attempt is over: nothing more of it is taken in."""
@@ -393,7 +383,7 @@ class Session:
                 message.attempt,
                 message.dataset_root,
                 message.signature,
-                message.holds_bytes,
+                outer_round.Holding(message.holds_bytes, message.follows, message.holds_of_sum),
             )
         )
 
@@ -516,38 +506,18 @@ class Session:
 
     # ---- state out ----
 
-    async def _send_state(
-        self, pair: _Pair, checkpoint: Checkpoint, header: blob.BlobHeader
-    ) -> None:
-        self.did("fetching", header.offset, header.total_bytes)
+    async def _send_state(self, pair: _Pair, offer: Offer, downlink: Downlink) -> None:
+        self.did("fetching", 0, offer.nbytes)
         try:
-            slot = await pair.tx.acquire()
-            pair.tx.filled(slot, blob.header_chunk(header, pair.tx.region.slot(slot)))
-            reached("state.sent", "header")
-            with (
-                files.storage(checkpoint.weights),
-                checkpoint.weights.open("rb", buffering=0) as file,
-            ):
-                for start, length in blob.data_ranges(header):
-                    slot = await pair.tx.acquire()
-                    view = pair.tx.region.slot(slot)[:length]
-                    read = partial(
-                        files.read_exactly, file.fileno(), view, checkpoint.data_offset + start
-                    )
-                    await trio.to_thread.run_sync(read)
-                    pair.tx.filled(slot, length)
-                    self.moved["state"] += length
-                    reached("state.sent", "data")
-            slot = await pair.tx.acquire()
-            pair.tx.filled(
-                slot, blob.trailer_chunk(checkpoint.digest, b"", pair.tx.region.slot(slot))
-            )
-            reached("state.sent", "trailer")
+            await downlink.send(offer, pair.tx, self._count_state)
         except (EdgeFault, StorageError) as error:
             self._break_edges(error.message)
             return
         self.edge_faults = 0
-        pair.sending = None
+        pair.sending = False
+
+    def _count_state(self, extent: int) -> None:
+        self.moved["state"] += extent
 
     # ---- updates in ----
 

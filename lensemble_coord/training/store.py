@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -24,15 +25,20 @@ from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
 from lensemble.params import ParamLayout
 from lensemble.secagg.field import reach
 from lensemble.secagg.plan import FieldPlan
+from lensemble.wire.steps import MAX_STEPS, TakenStep
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.roster import Invitation
 from lensemble_coord.training import aggregate, commit, manifest, record
 from lensemble_coord.training.directory import StateDirectory
+from lensemble_coord.training.downlink import Origin
 from lensemble_coord.training.ledger import Ledger
 from lensemble_coord.training.outer_round import Contribution
 from lensemble_coord.training.rows import Event, Run, RunState
 from lensemble_coord.training.spool import Spool, SpoolFile
+
+STEPS_BACK = 16
+"""Rounds that are looked through for steps that a node may have missed."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -164,6 +170,38 @@ class Store:
             return Position(
                 tail.round + 1, self._ledger.next_attempt(tail.round + 1), tail.next_digest
             )
+
+    def origin(self) -> Origin:
+        """What the next round starts from, and the steps that led there of which sums are kept."""
+        with self._lock:
+            tail, sums = self._ledger.tail(), self._ledger.present("sum")
+            steps: list[TakenStep] = []
+            first = max(tail.round - STEPS_BACK, record.GENESIS_ROUND)
+            known = [each.record for each in self._ledger.committed(first)]
+            for before, taken in reversed(list(pairwise(known))):
+                if taken.refusal:
+                    continue
+                if len(steps) == MAX_STEPS or taken.round not in sums:
+                    break
+                steps.append(self._taken(taken, before.following))
+        momentum = self._needed(tail.momentum_digest)
+        nbytes = self.layout.nbytes * (1 if momentum is None else 2)
+        return Origin(tail.next_digest, momentum, tuple(reversed(steps)), nbytes)
+
+    def _taken(self, taken: record.ContributionRecord, plan: bytes) -> TakenStep:
+        return TakenStep(
+            start=taken.prior_digest or taken.next_digest,
+            start_momentum=self._needed(taken.prior_momentum_digest),
+            end=taken.next_digest,
+            end_momentum=self._needed(taken.momentum_digest),
+            total=taken.field_sum_digest or Digest(""),
+            contributors=taken.c_t,
+            plan=plan,
+        )
+
+    def _needed(self, momentum: Digest | None) -> Digest | None:
+        """Without ``outer.momentum`` no step reads what the last one left."""
+        return momentum if self.workload.outer.momentum else None
 
     def tail(self) -> record.ContributionRecord:
         with self._lock:

@@ -36,7 +36,7 @@ from lensemble_node.worker.pace import Pace
 from lensemble_node.worker.port import Port
 from lensemble_node.worker.rings import Ring, Rings
 from lensemble_node.worker.seat import ALONE, Begin, Seat
-from lensemble_node.worker.state_store import StateStore
+from lensemble_node.worker.state_store import Goal, StateStore
 from lensemble_node.worker.training.local_round import Release, Trainer
 from lensemble_node.worker.training.source import source_of
 from lensemble_node.worker.training.stops import Stopped
@@ -114,7 +114,7 @@ class Desk:
         self.trainer.account(configure.federation)
         self.trainer.ready()
         self.states = StateStore(state_dir / "global", self.layout)
-        self.inbound = Inbound(self.states, configure.federation, self.layout)
+        self.inbound = Inbound(self.states, configure.federation, workload, self.layout)
 
     def _take_place(self, configure: signals.Configure, seat: Seat) -> None:
         if seat.ranks == 1 or isinstance(self.workload.task, NoopTask):
@@ -125,6 +125,11 @@ class Desk:
             rendezvous.unlink(missing_ok=True)
         seat.order(Begin(configure=configure, rendezvous=str(rendezvous)))
         self.trainer.lead(seat, rendezvous, configure.device)
+
+
+def _goal(command: signals.Bind) -> Goal:
+    momentum = command.prior_momentum
+    return Goal(Digest(command.prior_digest), None if momentum is None else Digest(momentum))
 
 
 def _pin(trainer: Trainer, workload: Workload, probe: str) -> None:
@@ -304,16 +309,24 @@ class Worker:
         desk = self._known_desk()
         self._halt = self._halt or self._supersedes(command)
         self._forget_masks()
-        at, digest = (command.round, command.attempt), Digest(command.prior_digest)
+        at, goal = (command.round, command.attempt), _goal(command)
         try:
-            held = desk.inbound.expect(at, digest)
+            held = desk.inbound.expect(at, goal, command.steps)
         except LensembleError as error:
             self._fail(error, at)
             return
         self._fetched = Pace()
-        self._port.say(signals.Bound(round=at[0], attempt=at[1], holds_bytes=held))
-        if held == desk.layout.nbytes:
-            self._port.say(signals.StateHeld(digest=digest))
+        self._port.say(
+            signals.Bound(
+                round=at[0],
+                attempt=at[1],
+                holds_bytes=held.nbytes,
+                follows=held.follows,
+                holds_of_sum=held.of_sum,
+            )
+        )
+        if held.nbytes == desk.states.goal_bytes(goal):
+            self._port.say(signals.StateHeld(digest=goal.state))
 
     # ---- slots ----
 
@@ -346,7 +359,7 @@ class Worker:
         if completed is not None:
             self._port.say(signals.StateHeld(digest=completed))
         elif inbound.at is not None and self._fetched.due():
-            self._tell(inbound.at, "fetching", inbound.position, desk.layout.nbytes)
+            self._tell(inbound.at, "fetching", *inbound.progress)
 
     def _empty_slot(self, ring: Ring) -> int:
         """A slot of ``ring`` to fill, waiting for one if need be."""

@@ -59,7 +59,7 @@ def closed(*here: NodeId, **rules: object) -> r.Closed:
 
 
 def committed(node: NodeId, at: tuple[int, int] = (0, 0), holds: int = 0) -> r.Committed:
-    return r.Committed(node, *at, root(node), signature(node), holds)
+    return r.Committed(node, *at, root(node), signature(node), r.Holding(holds))
 
 
 def declined(

@@ -52,9 +52,9 @@ def test_one_round_from_ask_to_close() -> None:
         r.OpenRound(0, 0, PRIOR, (A, B)),
         ArmTimer(r.Timer.OPEN, 60.0),
     )
-    assert play.feed(committed(B, holds=17)) == (r.OfferState(B, 17),)
+    assert play.feed(committed(B, holds=17)) == (r.OfferState(B, r.Holding(17)),)
     assert play.feed(committed(A)) == (
-        r.OfferState(A, 0),
+        r.OfferState(A, r.Holding(0)),
         CancelTimer(r.Timer.OPEN),
         CancelTimer(r.Timer.GRACE),
         r.BeginCollect((A, B)),
@@ -121,7 +121,7 @@ def test_contributors_are_sorted_whatever_came_first(order: tuple[r.NodeId, ...]
 def test_a_quorum_waits_a_grace_for_those_who_were_asked() -> None:
     play = Play(A, B, C).opens()
     actions = play.feed(committed(A), committed(B))
-    assert actions == (r.OfferState(B, 0), ArmTimer(r.Timer.GRACE, 2.0))
+    assert actions == (r.OfferState(B, r.Holding(0)), ArmTimer(r.Timer.GRACE, 2.0))
     assert r.waiting(play.state).on == (C,)
     assert only(play.feed(expired(r.Timer.GRACE)), r.BeginCollect).nodes == (A, B)
 
@@ -166,7 +166,7 @@ def test_one_who_comes_back_binds_again() -> None:
     play = Play(A, B).opens()
     play.feed(committed(A), lost(A))
     assert play.feed(r.MemberReady(A)) == (r.AskAlso(A),)
-    assert play.feed(committed(A)) == (r.OfferState(A, 0),)
+    assert play.feed(committed(A)) == (r.OfferState(A, r.Holding(0)),)
     assert only(play.feed(committed(B)), r.BeginCollect).nodes == (A, B)
 
 
@@ -174,7 +174,7 @@ def test_a_second_life_that_was_not_reported_lost_binds_again() -> None:
     play = Play(A, B).opens()
     play.feed(committed(A), r.MemberReady(A))
     assert r.waiting(play.state).on == (A, B)
-    assert play.feed(committed(B)) == (r.OfferState(B, 0),)
+    assert play.feed(committed(B)) == (r.OfferState(B, r.Holding(0)),)
 
 
 def test_a_resting_node_finishes_its_round_and_is_not_asked_again_until_it_wakes() -> None:

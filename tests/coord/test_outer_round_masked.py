@@ -100,7 +100,7 @@ def test_one_masked_round_from_ask_to_close() -> None:
     play = Play(A, B, C, masked=True)
     play.feed(r.RoundsAsked(1), committed(C), committed(A))
     assert play.feed(committed(B)) == (
-        r.OfferState(B, 0),
+        r.OfferState(B, r.Holding(0)),
         CancelTimer(r.Timer.OPEN),
         CancelTimer(r.Timer.GRACE),
         r.SendRoster((binding(A), binding(B), binding(C)), threshold=2),

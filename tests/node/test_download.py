@@ -1,46 +1,52 @@
-"""States coming in whole, cut short, damaged and again, against the bytes they should be."""
+"""States coming in whole, as sums, cut short, damaged and again, against what they should be."""
 
 import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lensemble import blob
-from lensemble.errors import CheckpointIntegrityError, PeerError
-from lensemble.ids import FederationId
-from lensemble.params import layout_of, parameter_digest
-from lensemble_node.worker.download import Inbound
-from lensemble_node.worker.state_store import StateStore
+from lensemble.errors import CheckpointIntegrityError, ContractViolation, FrameError, PeerError
+from lensemble_node.worker.download import Held, Inbound
+from lensemble_node.worker.state_store import Goal, StateStore
+from tests.node.coming import (
+    CHUNK,
+    FEDERATION,
+    LAYOUT,
+    ROUNDS,
+    STATES,
+    WORKLOAD,
+    steps_to,
+    sums,
+    whole,
+)
 
-FEDERATION = FederationId("f" * 32)
-LAYOUT = layout_of({"encoder.weight": (100,)})
-CHUNK = 64
-STATES = [np.full(100, value, dtype=np.float32) for value in (1.0, 2.0)]
-DIGESTS = [parameter_digest(LAYOUT, flat) for flat in STATES]
+GOALS = [state.goal for state in STATES]
+ALL = 2 * LAYOUT.nbytes
 
 
-def chunks(at: tuple[int, int], which: int, offset: int) -> list[bytes]:
-    header = blob.BlobHeader(
-        kind="state",
-        federation=FEDERATION,
-        round=at[0],
-        attempt=at[1],
-        total_bytes=LAYOUT.nbytes,
-        offset=offset,
-        chunk_bytes=CHUNK,
-        layout_digest=LAYOUT.digest,
-        digest_hint=DIGESTS[which],
-    )
-    room = memoryview(bytearray(blob.ENVELOPE_BYTES))
-    first = bytes(room[: blob.header_chunk(header, room)])
-    raw = STATES[which].tobytes()
-    data = [raw[start : start + length] for start, length in blob.data_ranges(header)]
-    return [first, *data, bytes(room[: blob.trailer_chunk(DIGESTS[which], b"", room)])]
+def inbound_in(directory: Path) -> Inbound:
+    return Inbound(StateStore(directory, LAYOUT), FEDERATION, WORKLOAD, LAYOUT)
+
+
+def receive(inbound: Inbound, chunks: list[bytes]) -> list[str | None]:
+    return [inbound.feed(memoryview(chunk)) for chunk in chunks]
+
+
+def require_held(directory: Path, which: int) -> None:
+    """A process that has seen nothing of it yet finds that state whole, and right."""
+    store, state = StateStore(directory, LAYOUT), STATES[which]
+    assert store.holds(state.goal)
+    assert np.array_equal(store.read(state.goal.state), state.parameters)
+    for item, flat in zip(
+        store.items(state.goal), (state.parameters, state.velocity), strict=False
+    ):
+        assert b"".join(bytes(p) for p in store.pieces(item, LAYOUT.nbytes)) == flat.tobytes()
 
 
 class Downloads(RuleBasedStateMachine):
@@ -48,6 +54,7 @@ class Downloads(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.attempt = 0
+        self.which = 0
         self.coming: list[bytes] = []
         self.damaged = False
         """Something on the disk may not be what was sent."""
@@ -59,41 +66,47 @@ class Downloads(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         """The worker begins, or is killed and begins again."""
-        self.store = StateStore(self.directory, LAYOUT)
-        self.inbound = Inbound(self.store, FEDERATION, LAYOUT)
+        self.inbound = inbound_in(self.directory)
         self.coming = []
 
-    @rule(which=st.integers(0, 1))
-    def bind(self, which: int) -> None:
+    @rule(which=st.integers(0, len(STATES) - 1), by_sums=st.booleans())
+    def bind(self, which: int, by_sums: bool) -> None:
         self.attempt += 1
         at = (0, self.attempt)
         if self.coming:
             # A coordinator replaces the edge before it sends another state.
             self.inbound.reset()
-        held = self.inbound.expect(at, DIGESTS[which])
-        assert held % 4 == 0
-        assert 0 <= held <= LAYOUT.nbytes
-        self.coming = [] if held == LAYOUT.nbytes else chunks(at, which, held)
-        if held == LAYOUT.nbytes:
-            assert np.array_equal(self.store.read(DIGESTS[which]), STATES[which])
+        held = self.inbound.expect(at, GOALS[which], steps_to(which))
+        total = LAYOUT.nbytes * (1 if which == 0 else 2)
+        assert held.nbytes % 4 == 0
+        assert 0 <= held.nbytes <= total
+        self.which = which
+        if held.nbytes == total:
+            self.coming = []
+            require_held(self.directory, which)
+        elif held.follows and by_sums:
+            self.coming = sums(at, which, held.follows, held.of_sum)
+        else:
+            self.coming = whole(at, which, held.nbytes)
 
-    @rule(count=st.integers(1, 10))
+    @rule(count=st.integers(1, 20))
     def receive(self, count: int) -> None:
         for _ in range(min(count, len(self.coming))):
             try:
                 done = self.inbound.feed(memoryview(self.coming.pop(0)))
-            except PeerError:
+            except (PeerError, CheckpointIntegrityError):
                 # The trailer tells, and all of it is fetched again.
                 assert self.damaged
-                assert not self.coming
                 self.inbound.reset()
+                self.coming = []
                 return
+            assert (done is not None) == (not self.coming)
             if done is not None:
-                assert not self.coming
-                which = DIGESTS.index(done)
-                assert np.array_equal(self.store.read(done), STATES[which])
-            else:
-                assert self.coming
+                assert done == GOALS[self.which].state
+                require_held(self.directory, self.which)
+            elif self.coming:
+                done_bytes, total = self.inbound.progress
+                assert 0 <= done_bytes <= total
 
     @rule()
     def lose_the_edge(self) -> None:
@@ -127,56 +140,196 @@ class Downloads(RuleBasedStateMachine):
                 path.write_bytes(raw)
         self.start()
         # What rotted is either found out, or fetched again over what is held.
-        for which, digest in enumerate(DIGESTS):
-            if self.store.held_bytes(digest) == LAYOUT.nbytes:
-                assert np.array_equal(self.store.read(digest), STATES[which])
+        store = StateStore(self.directory, LAYOUT)
+        for which, goal in enumerate(GOALS):
+            if store.holds(goal):
+                require_held(self.directory, which)
 
     @invariant()
     def little_lies_on_the_disk(self) -> None:
-        assert sum(path.stat().st_size for path in self.directory.iterdir()) <= 3 * LAYOUT.nbytes
+        names = [path.name for path in self.directory.iterdir()]
+        assert len([name for name in names if not name.endswith(".part")]) <= 4
+        assert sum(path.stat().st_size for path in self.directory.iterdir()) <= 20 * LAYOUT.nbytes
 
 
 TestDownloads = Downloads.TestCase
 TestDownloads.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-def test_a_state_that_rotted_under_way_is_fetched_from_its_start(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, LAYOUT)
-    inbound = Inbound(store, FEDERATION, LAYOUT)
-    inbound.expect((0, 0), DIGESTS[0])
-    for chunk in chunks((0, 0), 0, 0)[:4]:
-        inbound.feed(memoryview(chunk))
+def test_a_state_comes_with_its_momentum(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    assert inbound.expect((0, 0), GOALS[2]) == Held(0)
+    *early, last = receive(inbound, whole((0, 0), 2))
+    assert set(early) == {None}
+    assert last == GOALS[2].state
+    require_held(tmp_path, 2)
+    assert inbound.expect((0, 1), GOALS[2]) == Held(ALL)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 8, 9, 10, 15])
+def test_a_state_and_its_momentum_go_on_where_they_were_cut(tmp_path: Path, cut: int) -> None:
+    first = inbound_in(tmp_path)
+    first.expect((0, 0), GOALS[1])
+    receive(first, whole((0, 0), 1)[:cut])
+    again = inbound_in(tmp_path)
+    held = again.expect((0, 1), GOALS[1])
+    chunks = whole((0, 1), 1, held.nbytes)
+    assert receive(again, chunks)[-1] == GOALS[1].state
+    require_held(tmp_path, 1)
+    assert sum(map(len, chunks)) <= ALL - held.nbytes + 4 * 300
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3])
+def test_a_node_that_missed_rounds_follows_by_their_sums(tmp_path: Path, missed: int) -> None:
+    inbound = inbound_in(tmp_path)
+    begun = len(STATES) - 1 - missed
+    inbound.expect((0, 0), GOALS[begun])
+    receive(inbound, whole((0, 0), begun))
+    assert inbound.expect((1, 0), GOALS[-1], steps_to(len(STATES) - 1)) == Held(0, missed)
+    *early, last = receive(inbound, sums((1, 0), len(STATES) - 1, missed))
+    assert set(early) == {None}
+    assert last == GOALS[-1].state
+    require_held(tmp_path, len(STATES) - 1)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_node_that_missed_more_asks_for_the_state(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    assert inbound.expect((1, 0), GOALS[5], steps_to(5)) == Held(0)
+
+
+def test_without_the_momentum_no_step_is_taken(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1)[:10])
+    assert inbound.expect((1, 0), GOALS[2], steps_to(2)) == Held(0)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_sum_goes_on_where_it_was_cut(tmp_path: Path, cut: int) -> None:
+    first = inbound_in(tmp_path)
+    first.expect((0, 0), GOALS[1])
+    receive(first, whole((0, 0), 1))
+    first.expect((1, 0), GOALS[2], steps_to(2))
+    receive(first, sums((1, 0), 2, 1)[: 1 + cut])
+    again = inbound_in(tmp_path)
+    held = again.expect((1, 1), GOALS[2], steps_to(2))
+    assert (held.follows, held.of_sum) == (1, 60 * cut)
+    chunks = sums((1, 1), 2, 1, held.of_sum)
+    assert len(chunks) == len(sums((1, 1), 2, 1)) - cut
+    assert receive(again, chunks)[-1] == GOALS[2].state
+    require_held(tmp_path, 2)
+
+
+def test_a_step_that_comes_to_something_else_is_refused_and_the_state_is_fetched(
+    tmp_path: Path,
+) -> None:
+    """What the coordinator came to is not what the sum leads to: one of the two is wrong."""
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    wrong = GOALS[4]
+    lie = msgspec.structs.replace(ROUNDS[1].step, end=wrong.state, end_momentum=wrong.momentum)
+    assert inbound.expect((1, 0), wrong, (lie,)) == Held(0, 1)
+    *most, last = sums((1, 0), 2, 1)
+    receive(inbound, most)
+    with pytest.raises(CheckpointIntegrityError, match=f"the coordinator's has {wrong.state}"):
+        inbound.feed(memoryview(last))
     inbound.reset()
-    part = tmp_path / f"{DIGESTS[0]}.f32.part"
+    require_held(tmp_path, 1)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert inbound.expect((1, 0), wrong, (lie,)) == Held(0)
+    assert receive(inbound, whole((1, 0), 4))[-1] == wrong.state
+    require_held(tmp_path, 4)
+
+
+def test_a_step_from_a_state_that_rotted_is_refused(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    path = tmp_path / f"{GOALS[1].momentum}.momentum.f32"
+    path.write_bytes(bytes(LAYOUT.nbytes))
+    inbound.expect((1, 0), GOALS[2], steps_to(2))
+    with pytest.raises(CheckpointIntegrityError):
+        receive(inbound, sums((1, 0), 2, 1))
+
+
+def test_steps_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    for steps in (steps_to(2), (ROUNDS[0].step, ROUNDS[2].step)):
+        with pytest.raises(ContractViolation, match="do not lead to"):
+            inbound.expect((1, 0), GOALS[3], steps)
+
+
+def test_a_sum_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    with pytest.raises(FrameError, match="no state was asked for"):
+        receive(inbound, sums((0, 0), 2, 1))
+    inbound.expect((0, 0), GOALS[2], steps_to(2))
+    with pytest.raises(ContractViolation, match="kind is sum; expected state"):
+        receive(inbound, sums((0, 0), 2, 1))
+
+
+def test_without_outer_momentum_there_is_none_to_keep(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    bare = [Goal(GOALS[0].state), Goal(GOALS[1].state)]
+    step = msgspec.structs.replace(ROUNDS[0].step, end_momentum=None)
+    inbound.expect((0, 0), bare[0])
+    receive(inbound, whole((0, 0), 0))
+    assert inbound.expect((1, 0), bare[1], (step,)) == Held(0, 1)
+    assert receive(inbound, sums((1, 0), 1, 1))[-1] == bare[1].state
+    assert [path.name for path in tmp_path.iterdir()] == [f"{bare[1].state}.f32"]
+
+
+def test_a_state_that_rotted_under_way_is_fetched_from_its_start(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[0])
+    receive(inbound, whole((0, 0), 0)[:4])
+    inbound.reset()
+    part = tmp_path / f"{GOALS[0].state}.f32.part"
     raw = bytearray(part.read_bytes())
     raw[5] ^= 1
     part.write_bytes(raw)
-    held = inbound.expect((0, 1), DIGESTS[0])
+    held = inbound.expect((0, 1), GOALS[0]).nbytes
     assert held == 3 * CHUNK
-    *most, last = chunks((0, 1), 0, held)
-    for chunk in most:
-        inbound.feed(memoryview(chunk))
+    *most, last = whole((0, 1), 0, held)
+    receive(inbound, most)
     with pytest.raises(PeerError, match="digest"):
         inbound.feed(memoryview(last))
-    assert inbound.expect((0, 2), DIGESTS[0]) == 0
+    assert inbound.expect((0, 2), GOALS[0]).nbytes == 0
 
 
-def test_a_blob_for_a_state_completed_meanwhile_is_read_and_kept_nowhere(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, LAYOUT)
-    inbound = Inbound(store, FEDERATION, LAYOUT)
-    inbound.expect((0, 0), DIGESTS[0])
-    first = chunks((0, 0), 0, 0)
-    for chunk in first[:3]:
-        inbound.feed(memoryview(chunk))
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_blob_for_a_state_completed_meanwhile_is_read_and_kept_nowhere(
+    tmp_path: Path, which: int
+) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[which])
+    first = whole((0, 0), which)
+    receive(inbound, first[:3])
     # The retry binds while the first blob is still on its way, so a second one follows it.
-    held = inbound.expect((0, 1), DIGESTS[0])
+    held = inbound.expect((0, 1), GOALS[which]).nbytes
     assert held == 2 * CHUNK
-    done = [inbound.feed(memoryview(chunk)) for chunk in first[3:]]
-    assert done[-1] == DIGESTS[0]
-    assert [inbound.feed(memoryview(chunk)) for chunk in chunks((0, 1), 0, held)] == [None] * 7
-    assert np.array_equal(store.read(DIGESTS[0]), STATES[0])
+    assert receive(inbound, first[3:])[-1] == GOALS[which].state
+    assert set(receive(inbound, whole((0, 1), which, held))) == {None}
+    require_held(tmp_path, which)
+
+
+def test_a_sum_that_was_taken_meanwhile_is_read_and_kept_nowhere(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    inbound.expect((1, 0), GOALS[3], steps_to(3))
+    first = sums((1, 0), 3, 2)
+    receive(inbound, first[:3])
+    held = inbound.expect((1, 1), GOALS[3], steps_to(3))
+    assert receive(inbound, first[3:])[-1] == GOALS[3].state
+    assert set(receive(inbound, sums((1, 1), 3, 2, held.of_sum))) == {None}
+    require_held(tmp_path, 3)
 
 
 def test_a_state_that_is_not_held_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointIntegrityError):
-        StateStore(tmp_path, LAYOUT).read(DIGESTS[0])
+        StateStore(tmp_path, LAYOUT).read(GOALS[0].state)

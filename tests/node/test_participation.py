@@ -452,7 +452,7 @@ def test_a_round_from_open_to_close() -> None:
     actions = play.say(bound(held=40))
     assert said(actions) == ["Commitment", "Progress"]
     assert isinstance(actions[0], participation.Commit)
-    assert (actions[0].commit.root, actions[0].commit.holds_bytes) == (ROOT, 40)
+    assert (actions[0].commit.root, actions[0].commit.held.holds_bytes) == (ROOT, 40)
     assert said(play.say(signals.StateHeld(digest=PRIOR))) == ["Progress"]
     (train,) = ordered(play.hear(collect()))
     assert isinstance(train, signals.Train)

@@ -268,11 +268,11 @@ class CoordinatorHost(Host):
         match action:
             case r.AskAlso(node=node):
                 self._tell_opening((node,))
-            case r.OfferState(node=node, from_byte=from_byte):
+            case r.OfferState(node=node, held=held):
                 for session in self.present((node,)):
                     self._remember_keys(session)
-                    if from_byte < LAYOUT.nbytes:
-                        session.offer_state(from_byte)
+                    if held.nbytes < LAYOUT.nbytes:
+                        session.offer_state(held.nbytes)
             case r.SendRoster():
                 self._send_roster(action)
             case r.BeginCollect(nodes=nodes):

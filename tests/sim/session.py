@@ -165,7 +165,7 @@ class SimSession:
                 message.attempt,
                 message.dataset_root,
                 message.signature,
-                message.holds_bytes,
+                r.Holding(message.holds_bytes, message.follows, message.holds_of_sum),
             )
         )
 

@@ -283,7 +283,7 @@ def brief(about: object) -> str:
         return str(about)[:200]
     shown = (
         "node", "round", "attempt", "epoch", "code", "outcome", "reason", "timer", "completed",
-        "edge", "edges", "digest", "done", "total", "phase", "rounds", "from_byte", "nodes",
+        "edge", "edges", "digest", "done", "total", "phase", "rounds", "held", "nodes",
     )  # fmt: skip
     inner = ("command", "message", "signal", "open", "commit", "announce", "action", "pair")
     told = [f"{f}={_word(getattr(about, f))}" for f in fields if f in shown]

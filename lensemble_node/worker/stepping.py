@@ -1,0 +1,160 @@
+"""The outer step of a round that this node missed, taken here while the sum of it comes in.
+
+It is the very step that the coordinator took, from the same parameters and momentum and the same
+sum, so that it comes to the same bits; that it does is checked, and so every node verifies every
+commit.  It goes piece by piece from the files of what was into new ones, which get their names once
+both digests are right.  What was is kept until then.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from lensemble import files
+from lensemble.errors import CheckpointIntegrityError
+from lensemble.ids import Digest
+from lensemble.outer_step import OuterStep, step_terms
+from lensemble.params import PARAMETER_BYTES, FlatParameters, ParameterDigest, ParamLayout
+from lensemble.secagg.plan import FieldPlan
+from lensemble.wire.steps import TakenStep
+from lensemble.workload import Workload
+from lensemble_node.worker.state_store import Goal, Item, StateStore
+
+PIECE_WORDS = 1 << 16
+
+
+def start_of(step: TakenStep) -> Goal:
+    """What ``step`` starts from."""
+    return Goal(step.start, step.start_momentum)
+
+
+def end_of(step: TakenStep) -> Goal:
+    """What ``step`` comes to."""
+    return Goal(step.end, step.end_momentum)
+
+
+def sum_of(step: TakenStep, layout: ParamLayout, workload: Workload) -> Item:
+    """The sum of the round of ``step``.
+
+    Raises:
+        ContractViolation: its plan is none of this layout.
+    """
+    return Item("sum", step.total, FieldPlan(layout, workload.room, step.plan))
+
+
+class Stepping:
+    """Takes ``step`` as the bytes of its sum are fed, in order.
+
+    Raises:
+        AggregationError: more contributors than the field has room for.
+        ContractViolation: the step's plan is none of this layout.
+        StorageError: the file system refuses.
+    """
+
+    def __init__(
+        self, store: StateStore, layout: ParamLayout, workload: Workload, step: TakenStep
+    ) -> None:
+        self._store = store
+        self._end = end_of(step)
+        self._plan = FieldPlan(layout, workload.room, step.plan)
+        self._step = OuterStep(step_terms(workload, step.contributors), PIECE_WORDS)
+        self._position = 0
+        self._fds: list[int] = []
+        self._came_to = [_Result(store, item, layout) for item in store.items(self._end)]
+        self._scratch = np.zeros((2, PIECE_WORDS), dtype=np.float32)
+        """Parameters and momentum of a piece."""
+        try:
+            for item in store.items(start_of(step)):
+                self._fds.append(store.open(item))
+        except BaseException:
+            self.close()
+            raise
+
+    def feed(self, raw: memoryview) -> None:
+        """Take the next bytes of the sum, whole words.
+
+        Raises:
+            AggregationError: a result is not finite.
+            StorageError: the file system refuses.
+        """
+        plan, start = self._plan, self._position
+        self._position += raw.nbytes
+        first, last = plan.coordinate_at(start), plan.coordinate_at(self._position)
+        for at in range(first, last, PIECE_WORDS):
+            end = min(at + PIECE_WORDS, last)
+            self._advance(at, end, raw[plan.byte_of(at) - start :])
+
+    def _advance(self, first: int, last: int, raw: memoryview) -> None:
+        parameters, velocity = (row[: last - first] for row in self._scratch)
+        velocity.fill(0.0)
+        for fd, vector in zip(self._fds, (parameters, velocity), strict=False):
+            files.read_exactly(fd, _bytes(vector), first * PARAMETER_BYTES)
+        self._step.apply_planned(parameters, velocity, self._plan, first, raw)
+        for result, vector in zip(self._came_to, (parameters, velocity), strict=False):
+            result.write(_bytes(vector), first * PARAMETER_BYTES)
+
+    def finish(self) -> None:
+        """The sum is whole, and its digest is right: name what the step came to.
+
+        Raises:
+            CheckpointIntegrityError: it is not what the coordinator came to; nothing is named.
+            StorageError: the file system refuses.
+        """
+        for result in self._came_to:
+            result.require()
+        self.close()
+        for result in self._came_to:
+            self._store.complete(result.item)
+        self._store.settle(self._end)
+
+    def close(self) -> None:
+        """Let the files go; what the step has come to so far stays in partial ones."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        for result in self._came_to:
+            result.part.close()
+
+    def forget(self) -> None:
+        """Let go, and leave nothing of what the step came to."""
+        self.close()
+        for result in self._came_to:
+            self._store.forget_part(result.item)
+
+
+class _Result:
+    """One vector that a step comes to."""
+
+    def __init__(self, store: StateStore, item: Item, layout: ParamLayout) -> None:
+        self.item = item
+        self.part = store.open_part(item)
+        self._running = ParameterDigest(layout)
+
+    def write(self, piece: memoryview, offset: int) -> None:
+        self._running.update(piece)
+        self.part.write(piece, offset)
+
+    def require(self) -> None:
+        if (found := self._running.hexdigest()) != self.item.digest:
+            raise _not_the_same(self.item, found)
+
+
+def _not_the_same(item: Item, found: Digest) -> CheckpointIntegrityError:
+    return CheckpointIntegrityError(
+        f"the outer step, taken here, comes to a {item.kind} with the digest {found}; the "
+        f"coordinator's has {item.digest}",
+        "The whole state is fetched in its place.  If this comes again, have the coordinator's "
+        "operator run `lensemblectl verify`, and check this machine's memory and disk.",
+    )
+
+
+def _bytes(vector: FlatParameters) -> memoryview:
+    return vector.data.cast("B")
+
+
+def stepped(pieces: Iterator[memoryview], stepping: Stepping) -> Iterator[memoryview]:
+    """``pieces`` of a sum that lay here, each fed to ``stepping`` as it passes."""
+    for piece in pieces:
+        stepping.feed(piece)
+        yield piece
