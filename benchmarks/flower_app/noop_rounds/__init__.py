@@ -1,0 +1,1 @@
+"""Rounds of Flower in which only moving and averaging one float32 array takes time."""
