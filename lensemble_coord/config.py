@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+from msgspec import structs
 from pydantic import Field, Strict, model_validator
 
 from lensemble.addresses import is_loopback
 from lensemble.config import ConfigPath, Names, OptionalPath, Section, commented
+from lensemble.membership.profiles import PROFILES, Profile
 from lensemble.settings import (
     SOCKET_NAME,
     Address,
@@ -286,6 +288,46 @@ class EdgesSection(Section):
         return self
 
 
+class MembershipSection(Section):
+    """How the nodes and the coordinator find out who lives; told to every node."""
+
+    profile: Literal["lan", "wan", "relay"] = Field(
+        "wan",
+        description=(
+            'How patient members are: "lan" for one site (a death is known after about 7 s), "wan" '
+            'across the internet (15 s), "relay" where links are bad (40 s).'
+        ),
+    )
+    interval_s: float = Field(
+        0.0,
+        ge=0,
+        le=3600,
+        description=(
+            "Seconds between two probes of one member; 0: what the profile says, and so below."
+        ),
+    )
+    probe_timeout_s: float = Field(
+        0.0, ge=0, le=3600, description="Least seconds that a probe waits for its answer."
+    )
+    suspicion_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Seconds from suspect to dead when others suspect it too; else up to twice.",
+    )
+
+    @property
+    def figures(self) -> Profile:
+        """The profile with what is set here."""
+        said = PROFILES[self.profile]
+        return structs.replace(
+            said,
+            interval_s=self.interval_s or said.interval_s,
+            probe_s=self.probe_timeout_s or said.probe_s,
+            suspicion_s=self.suspicion_s or said.suspicion_s,
+        )
+
+
 class StorageSection(Section):
     """What is kept on disk, and what in memory."""
 
@@ -422,6 +464,7 @@ class CoordinatorConfig(Section):
     gate: GateSection = GateSection()
     edges: EdgesSection = EdgesSection()
     inference: InferenceSection = InferenceSection()
+    membership: MembershipSection = MembershipSection()
     storage: StorageSection = StorageSection()
     http: HttpSection = HttpSection()
     metrics: MetricsSection = MetricsSection()

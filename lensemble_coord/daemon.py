@@ -1,6 +1,8 @@
 """The coordinator daemon, from the state directory's lock to the control socket."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 import trio
@@ -13,12 +15,13 @@ from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.transport.driver import Driver
 from lensemble.transport.ends import ArenaLeases
 from lensemble.workload import NoopTask, Workload
+from lensemble_coord import members
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.ctl import Answers, routed
-from lensemble_coord.http import door
-from lensemble_coord.http.parts import Parts
 from lensemble_coord.draining import Draining
 from lensemble_coord.drains import Drains
+from lensemble_coord.http import door
+from lensemble_coord.http.parts import Parts
 from lensemble_coord.inference.answers import ModelAnswers
 from lensemble_coord.inference.deployment import Surroundings
 from lensemble_coord.inference.orchestrator import Orchestrator
@@ -42,6 +45,7 @@ class Serving(msgspec.Struct, frozen=True):
     orchestrator: Orchestrator
     models: ModelAnswers
     draining: Draining
+    members: members.Members
     surfaces: Mapping[str, str] = {}
     """Where HTTP is served: the address of ``http`` and of ``metrics``."""
 
@@ -85,6 +89,11 @@ class Serving(msgspec.Struct, frozen=True):
             await changed.wait()
 
 
+LAST_WORD_S = 0.1
+"""Between the last datagram of a coordinator that goes away and the end of its links."""
+
+Farewells: TypeAlias = list[Callable[[], None]]
+
 NOTHING = Workload(name="none", task=NoopTask(parameters=1))
 """Stands in the ledger of a federation that trains nothing; never trained."""
 
@@ -117,7 +126,8 @@ async def serve(
         store = await trio.to_thread.run_sync(Store, config, terms)
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(driver.run)
+                farewells: Farewells = []
+                await nursery.start(_outlast, driver, farewells)
                 journal = Journal(store)
                 await nursery.start(journal.run)
                 gate = Gatekeeper(config, store, journal, gate_program)
@@ -125,6 +135,9 @@ async def serve(
                 rounds = Rounds(config, store, journal, gate)
                 await nursery.start(rounds.run)
                 reception = Reception(config, store, driver, rounds, journal)
+                circle = _members(config, store, driver, reception, journal)
+                farewells.append(circle.leave)
+                await nursery.start(circle.run)
                 drains = await trio.to_thread.run_sync(Drains, config.state_dir)
                 around = Surroundings(
                     federation=store.federation,
@@ -144,7 +157,7 @@ async def serve(
                 answers = Answers(config, store, driver, rounds, reception)
                 models = ModelAnswers(orchestrator)
                 answers.observer.drain_word = draining.word
-                answer = routed(answers, models, draining)
+                answer = routed(answers, models, draining, circle)
                 counts = await nursery.start(
                     server.serve, config.socket_path, answer, answers.greeting
                 )
@@ -163,6 +176,7 @@ async def serve(
                     orchestrator,
                     models,
                     draining,
+                    circle,
                     surfaces,
                 )
                 task_status.started(serving)
@@ -170,3 +184,48 @@ async def serve(
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(store.close)
+
+
+def _members(
+    config: CoordinatorConfig,
+    store: Store,
+    driver: Driver,
+    reception: Reception,
+    journal: Journal,
+) -> members.Members:
+    around = members.Surroundings(
+        federation=store.federation,
+        profile=config.membership.figures,
+        driver=driver,
+        peers=reception.peers,
+        note=journal.note,
+    )
+    return members.Members(around, secrets.token_hex(8), secrets.randbits(56))
+
+
+async def _outlast(
+    driver: Driver,
+    farewells: Farewells,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run ``driver`` until cancelled, then say what is to be said last, and let it get away."""
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_set_when_cancelled, stop)
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as last:
+                await last.start(driver.run)
+                task_status.started()
+                await stop.wait()
+                for say in farewells:
+                    say()
+                await trio.sleep(LAST_WORD_S)
+                last.cancel_scope.cancel()
+
+
+async def _set_when_cancelled(event: trio.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        event.set()

@@ -1,16 +1,19 @@
 """The nodes that are here, for whoever places work on them.
 
 Sessions put their node on the board when it is admitted and take it off when its link ends; what a
-node says about stages goes to the one who listens, after the session has checked its fence.
+node says about stages goes to the one who listens, after the session has checked its fence.  Who
+lives among the members of the federation, here or not, is for the one who watches to say.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import trio
 
 from lensemble.ids import NodeId
 from lensemble.transport.driver import LinkFacts
+from lensemble.wire.circle import CircleOrder, MemberNote
 from lensemble.wire.stages import Inventory, StageAnswer, StageOrder
 
 
@@ -20,6 +23,33 @@ class Listener(Protocol):
     def node_said(self, node: NodeId, message: StageAnswer) -> None: ...
 
     def node_lost(self, node: NodeId, reason: str) -> None: ...
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node as a member of the federation; ``unfit`` says why nothing is to be placed on it."""
+
+    node: NodeId
+    name: str
+    unfit: str = ""
+
+
+class Watcher(Protocol):
+    """Knows who lives; its methods return at once."""
+
+    def came(self, peer: "Peer") -> None: ...
+
+    def noted(self, node: NodeId, note: bytes) -> None: ...
+
+    def unfit(self, node: NodeId) -> str: ...
+
+    def members(self) -> tuple[Member, ...]: ...
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How other members reach a node.  Without ``gossips`` it takes no part in membership."""
+
+    gossips: bool = False
+    addresses: tuple[str, ...] = ()
 
 
 class Peer:
@@ -38,7 +68,7 @@ class Peer:
         node: NodeId,
         name: str,
         epoch: int,
-        tell: Callable[[StageOrder], None],
+        tell: Callable[[StageOrder | CircleOrder], None],
         facts: Callable[[], LinkFacts],
     ) -> None:
         self.node = node
@@ -47,6 +77,7 @@ class Peer:
         self.tell = tell
         self.facts = facts
         self.since = trio.current_time()
+        self.reach = Reach()
         self.inventory: Inventory | None = None
         """What it can hold of a model, once it has said so."""
 
@@ -58,13 +89,20 @@ class Peers:
         self.here: dict[NodeId, Peer] = {}
         self.changed = trio.Event()
         self._listener: Listener | None = None
+        self._watcher: Watcher | None = None
 
     def listen(self, listener: Listener) -> None:
         """Let ``listener`` hear what nodes say about stages, and which are lost."""
         self._listener = listener
 
+    def watch(self, watcher: Watcher) -> None:
+        """Let ``watcher`` say who lives."""
+        self._watcher = watcher
+
     def arrive(self, peer: Peer) -> None:
         self.here[peer.node] = peer
+        if self._watcher is not None:
+            self._watcher.came(peer)
         self._announce()
 
     def leave(self, node: NodeId, reason: str) -> None:
@@ -75,16 +113,31 @@ class Peers:
             self._listener.node_lost(node, reason)
         self._announce()
 
-    def take(self, node: NodeId, message: StageAnswer) -> None:
+    def take(self, node: NodeId, message: StageAnswer | MemberNote) -> None:
         """Something that ``node`` said in its live session."""
         peer = self.here.get(node)
         if peer is None:
+            return
+        if isinstance(message, MemberNote):
+            if self._watcher is not None:
+                self._watcher.noted(node, message.note)
             return
         if isinstance(message, Inventory):
             peer.inventory = message
             self._announce()
         if self._listener is not None:
             self._listener.node_said(node, message)
+
+    def members(self) -> tuple[Member, ...]:
+        """Who is here, and who belongs to the federation and is not, in order of their ids."""
+        found = {peer.node: Member(peer.node, peer.name) for peer in self.here.values()}
+        if self._watcher is not None:
+            found.update({each.node: each for each in self._watcher.members()})
+        return tuple(found[node] for node in sorted(found))
+
+    def unfit(self, node: NodeId) -> str:
+        """Why nothing is to be placed on ``node``, as far as membership goes."""
+        return "" if self._watcher is None else self._watcher.unfit(node)
 
     def _announce(self) -> None:
         self.changed.set()

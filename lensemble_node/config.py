@@ -285,6 +285,27 @@ class InferenceSection(Section):
         return tuple(each.rstrip("/") + "/" for each in self.sources)
 
 
+class MembershipSection(Section):
+    """How this node reaches others to find out who lives; the coordinator says how often."""
+
+    direct: bool = Field(
+        True,
+        description=(
+            "Whether it takes calls of other nodes and calls them, at listen.addresses; if not, "
+            "all it says to them goes by way of the coordinator."
+        ),
+    )
+    direct_links: int = Field(
+        32,
+        ge=0,
+        le=1024,
+        description=(
+            "Most links to other nodes beside those that stages of a model need; beyond these it "
+            "goes by way of the coordinator."
+        ),
+    )
+
+
 class NodeConfig(Section):
     name: Title = Field(
         "node", description="Shown in status and logs, here and at the coordinator."
@@ -308,6 +329,7 @@ class NodeConfig(Section):
     share: ShareSection = ShareSection()
     edges: EdgesSection = EdgesSection()
     inference: InferenceSection = InferenceSection()
+    membership: MembershipSection = MembershipSection()
     metrics: MetricsSection = MetricsSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()

@@ -11,6 +11,7 @@ from lensemble.errors import OperatorError
 from lensemble.version import VERSION
 from lensemble_node import home, status
 from lensemble_node.participant import Member
+from lensemble_node.participation import Joined
 
 WATCH_PAUSE_S = 0.1
 """Shortest pause between two statuses of one watcher."""
@@ -37,9 +38,13 @@ class Answers:
 
     def answer(self, request: requests.Request) -> AsyncGenerator[replies.Reply, None]:
         """The replies to ``request``, one after the other."""
-        if isinstance(request, requests.Status):
-            return self._status(request)
-        return self._once(request)
+        match request:
+            case requests.Status():
+                return self._status(request)
+            case requests.Members():
+                return self._members(request)
+            case _:
+                return self._once(request)
 
     def status(self) -> replies.NodeStatus:
         """Where the node is now."""
@@ -49,6 +54,18 @@ class Answers:
         while True:
             changed = self._member.changed
             yield self.status()
+            if not request.watch:
+                return
+            await trio.sleep(WATCH_PAUSE_S)
+            with trio.move_on_after(max(0.0, request.interval_s - WATCH_PAUSE_S)):
+                await changed.wait()
+
+    async def _members(self, request: requests.Members) -> AsyncGenerator[replies.Reply, None]:
+        others = self._member.others
+        while True:
+            changed, joined = others.changed, self._member.state.membership
+            lead = joined.session.coordinator if isinstance(joined, Joined) else "coordinator"
+            yield others.listing(self._member.config.name, lead)
             if not request.watch:
                 return
             await trio.sleep(WATCH_PAUSE_S)

@@ -10,8 +10,8 @@ nothing of this node's data; the worker that sees them is another, and its lines
 
 import msgspec
 
-from lensemble.errors import ResidencyViolation
-from lensemble.wire import codec, messages, stages
+from lensemble.errors import LensembleError, ResidencyViolation
+from lensemble.wire import circle, codec, letters, membership, messages, stages
 from lensemble.wire.messages import FromNode
 
 MAX_BYTES = 64
@@ -29,6 +29,7 @@ LARGER = {stages.StageFault: 1 << 18, stages.StageWants: 1 << 17}
 
 LINES = {
     "Inventory.addresses": (stages.MAX_ADDRESSES, 64),
+    "Join.addresses": (circle.MAX_ADDRESSES, 64),
     "StageFault.stderr": (stages.STDERR_LINES, MAX_TEXT),
 }
 """The only lists of text: how many, and of how many characters each."""
@@ -36,8 +37,14 @@ LINES = {
 PAIRS = {"StageSeen.recent": stages.MAX_TIMES, "StageWants.ranges": stages.MAX_RANGES}
 """The only lists of pairs of integers, and how many they may be."""
 
-LONGER = {"Shares.commitments": 1 << 13, "Shares.sealed": 92, "UnmaskAnswer.shares": 1 << 13}
-"""Public points and shares of masks, in bytes; of ``sealed`` each."""
+LONGER = {
+    "MemberNote.note": letters.MAX_LETTER_BYTES,
+    "Shares.commitments": 1 << 13,
+    "Shares.sealed": 92,
+    "UnmaskAnswer.shares": 1 << 13,
+}
+"""Notes of members, which are read first; public points and shares of masks, in bytes; of
+``sealed`` each."""
 
 MEASURED = frozenset({"StageReady.seconds", "Update.epsilon", "Update.l2_norm", "Update.loss"})
 """The only fields that may hold a real number."""
@@ -63,6 +70,7 @@ _ALLOWED = (
     stages.StageRefused,
     stages.StageFault,
     stages.StageTornDown,
+    circle.MemberNote,
 )
 
 
@@ -75,12 +83,40 @@ def permit(message: FromNode) -> bytes:
     if type(message) not in _ALLOWED:
         raise ResidencyViolation(f"a node does not send {type(message).__name__}")
     _check_fields(message)
+    if isinstance(message, circle.MemberNote):
+        _check_note(message.note)
     payload = codec.encode(message)
     most = LARGER.get(type(message), MAX_PAYLOAD_BYTES)
     if len(payload) > most:
         name = type(message).__name__
         raise ResidencyViolation(f"{name} takes {len(payload)} bytes, over {most}")
     return payload
+
+
+def permit_gossip(message: membership.Message) -> bytes:
+    """The datagram of ``message``, which holds nothing but who is held for what.
+
+    Raises:
+        ResidencyViolation: its receiver would not take it for one.
+    """
+    datagram = membership.encode(message)
+    _check_gossip(datagram)
+    return datagram
+
+
+def _check_note(note: bytes) -> None:
+    try:
+        message = letters.unseal(note).message
+    except LensembleError as error:
+        raise ResidencyViolation(f"MemberNote.note holds no note: {error.message}") from error
+    _check_gossip(message)
+
+
+def _check_gossip(datagram: bytes) -> None:
+    try:
+        membership.decode(datagram)
+    except LensembleError as error:
+        raise ResidencyViolation(f"gossip that is none: {error.message}") from error
 
 
 def _check_fields(message: msgspec.Struct) -> None:

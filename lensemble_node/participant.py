@@ -27,9 +27,10 @@ from lensemble.ticket import Membership
 from lensemble.transport.driver import Driver, LinkFacts
 from lensemble.transport.ends import ArenaLeases
 from lensemble.version import BUILD
-from lensemble.wire import codec, messages, stages
+from lensemble.wire import circle, codec, messages, stages
 from lensemble_node import (
     attempt,
+    detector,
     egress,
     home,
     participation,
@@ -41,9 +42,10 @@ from lensemble_node import (
 )
 from lensemble_node.call import Call
 from lensemble_node.config import NodeConfig
+from lensemble_node.detector import NodeDetector
 from lensemble_node.masking import Secrets
 from lensemble_node.participation import Assigned, Quit
-from lensemble_node.peer_links import PeerLinks
+from lensemble_node.peer_links import PeerLinks, reachable
 from lensemble_node.provisioner import Provisioner
 from lensemble_node.quiet import Quiet
 from lensemble_node.stage_host import StageHost
@@ -124,6 +126,9 @@ class Member:
             config, driver, leases, self.links, engine, self.provisioner.edges
         )
         self.stages = StageHost(ground, self._say_of_stages)
+        self.others = NodeDetector(
+            detector.Ground(config.membership, driver, self.links, self._say_note), self.refused
+        )
         self.state = participation.State(
             participation.Me(
                 node=who.node,
@@ -161,6 +166,7 @@ class Member:
                 await nursery.start(self.provisioner.run)
                 await nursery.start(self.stages.run)
                 await nursery.start(self.links.run)
+                await nursery.start(self.others.run)
                 if self.membership is None:
                     self._log.info("node.idle", reason="no coordinator: join with a ticket")
                 else:
@@ -190,10 +196,12 @@ class Member:
         """Leave the federation and belong to none."""
         await trio.to_thread.run_sync(home.forget_membership, self.config.state_dir)
         self.membership = None
+        self.others.leave()
         await self._inbox.send(participation.Dismissed(reason))
 
     async def leave(self, reason: str) -> None:
         """Say farewell; returns when the link is closed.  Nothing can be asked afterwards."""
+        self.others.leave()
         await self._inbox.send(Quit(reason))
         await self.finished.wait()
         if self._call is not None:
@@ -211,6 +219,15 @@ class Member:
 
     async def _say_of_stages(self, message: stages.StageAnswer) -> None:
         await self._hear(participation.StageSaid(message))
+
+    def _say_note(self, note: bytes) -> None:
+        """Send a note of this member to the coordinator on its control way."""
+        joined = self.state.membership
+        if isinstance(joined, participation.Joined):
+            session = joined.session
+            self._say(
+                circle.MemberNote(federation=session.federation, epoch=session.epoch, note=note)
+            )
 
     async def _hear_worker(self, report: supervisor.Report) -> None:
         match report:
@@ -354,9 +371,15 @@ class Member:
                 self._on_edges(action)
 
     def _on_edges(
-        self, action: participation.OnEdges | participation.OfferStages | participation.Stage
+        self,
+        action: participation.OnEdges
+        | participation.OfferStages
+        | participation.Stage
+        | participation.Introduce,
     ) -> None:
         match action:
+            case participation.Introduce(coordinator=coordinator, order=order):
+                self.others.take(coordinator, order)
             case participation.OfferStages(session=session, coordinator=coordinator):
                 facts = self.link_facts()
                 path = "" if facts is None else facts.remote
@@ -446,7 +469,16 @@ class Member:
             boot=me.boot,
             federation=target.federation,
             invite=invite,
+            gossips=True,
+            addresses=self._addresses() if self.others.callable else (),
         )
+
+    def _addresses(self) -> tuple[str, ...]:
+        """Where other nodes may call this one, as far as the way to the coordinator tells."""
+        facts = self.link_facts()
+        toward = "" if facts is None else facts.remote
+        own = self.config.listen.advertise or reachable(self.driver.addresses(), toward)
+        return own[: circle.MAX_ADDRESSES]
 
     def _promise(
         self, action: participation.Commit | participation.Announce | participation.OnSecrets

@@ -18,7 +18,7 @@ from lensemble.errors import (
 )
 from lensemble.ids import Digest, EdgeId, FederationId, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, Step, TimerExpired
-from lensemble.wire import messages, stages
+from lensemble.wire import circle, messages, stages
 from lensemble.wire.messages import FromCoordinator, FromNode
 from lensemble_node import attempt, signals
 from lensemble_node.provision import Pair
@@ -415,6 +415,13 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
+class Introduce(msgspec.Struct, frozen=True, tag=True):
+    """What ``coordinator`` says of the other members of its federation."""
+
+    coordinator: NodeId
+    order: circle.CircleOrder
+
+
 class OfferStages(msgspec.Struct, frozen=True, tag=True):
     """Stages may be hosted in this session: say what this node can hold."""
 
@@ -440,6 +447,7 @@ Local: TypeAlias = (
     | Count
     | OfferStages
     | Stage
+    | Introduce
     | ArmTimer
     | CancelTimer
     | Finish
@@ -812,10 +820,20 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
             | stages.StageOpen()
             | stages.StageLook()
             | stages.StageTeardown()
+            | circle.Circle()
+            | circle.MemberNote()
         ):
-            return state, (Stage(message),)
+            return state, (_beside_rounds(joined, message),)
         case _:
             return _of_round(state, joined, message)
+
+
+def _beside_rounds(
+    joined: Joined, message: stages.StageOrder | circle.CircleOrder
+) -> Stage | Introduce:
+    if isinstance(message, circle.CircleOrder):
+        return Introduce(joined.target.node, message)
+    return Stage(message)
 
 
 def _of_session(

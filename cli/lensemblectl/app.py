@@ -13,10 +13,12 @@ from lensemble.ctl.client import DaemonUnreachable, Declined
 from lensemble.errors import LensembleError
 from lensemblectl.commands import (
     asking,
+    backup,
     checkpoint,
     data,
     doctor,
     draining,
+    members,
     model_runs,
     placing,
     privacy,
@@ -84,6 +86,7 @@ app.command("stop", rich_help_panel=MODELS)(model_runs.stop_run)
 app.command("teardown", rich_help_panel=MODELS)(model_runs.teardown)
 app.command("doctor", rich_help_panel=LOOK)(doctor.doctor)
 app.command("status", rich_help_panel=LOOK)(status.status)
+app.command("members", rich_help_panel=LOOK)(members.members)
 app.command("budget", rich_help_panel=LOOK)(privacy.budget)
 app.add_typer(privacy.plans, name="privacy", rich_help_panel=LOOK)
 app.command("rounds", rich_help_panel=LOOK)(rounds.rounds)
@@ -91,6 +94,8 @@ app.command("round", rich_help_panel=LOOK)(rounds.one_round)
 app.command("events", rich_help_panel=LOOK)(rounds.events)
 app.add_typer(checkpoint.verbs, name="checkpoint", rich_help_panel=FILES)
 app.command("verify", rich_help_panel=FILES)(programs.verify)
+app.command("backup", rich_help_panel=FILES)(backup.backup)
+app.command("restore", rich_help_panel=FILES)(backup.restore)
 app.command("report", rich_help_panel=FILES)(report.report)
 app.add_typer(data.verbs, name="data", rich_help_panel=FILES)
 app.command("probe", rich_help_panel=FILES, context_settings=programs.PASSED_ON)(programs.probe)

@@ -7,6 +7,7 @@ from typing import Any
 from lensemble.ctl import replies
 
 SHORT_HEX = 12
+SHORT_HEX_IN_REASONS = 10
 MAX_NAMES = 5
 
 
@@ -74,6 +75,26 @@ def names(of: tuple[str, ...]) -> str:
 
 def counts(of: dict[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(of.items()))
+
+
+def members_line(reply: replies.MemberList) -> str:
+    """``a: 3 of 4 others alive; one is probed every 2 s (wan)``."""
+    alive = sum(each.state == "alive" for each in reply.members)
+    doubt = f"; it doubts itself ({reply.health} of 8)" if reply.health else ""
+    return (
+        f"{reply.name} sees {alive} of {len(reply.members)} others alive; it probes one every "
+        f"{reply.interval_s:g} s ({reply.profile}){doubt}"
+    )
+
+
+def member_line(member: replies.MemberStatus, among: tuple[replies.MemberStatus, ...]) -> str:
+    """``b is suspect for 4.2 s: no answer to probes of c``."""
+    why = member.reason
+    for each in among:
+        if each.name:
+            why = why.replace(each.node[:SHORT_HEX_IN_REASONS], each.name)
+    line = f"{member.name or short(member.node)} is {member.state} for {duration(member.since_s)}"
+    return f"{line}: {why}" if why else line
 
 
 def progress(activity: str, step: int, steps: int, done: int, total: int) -> str:

@@ -427,6 +427,44 @@ class RoundDetail(_Fact, frozen=True, kw_only=True, tag=True):
     """Where the coordinator tests states on public data."""
 
 
+class MemberStatus(_Fact, frozen=True, kw_only=True):
+    """A member of the federation as the daemon that answers sees it."""
+
+    name: str
+    node: str
+    state: str
+    """alive, suspect, dead or left."""
+    since_s: float
+    incarnation: int
+    rtt_ms: float | None = None
+    """Of probes and their answers, smoothed; by way of the coordinator if ``path`` is relayed."""
+    path: str = ""
+    """direct, relayed (by the coordinator), or none; ``self`` of the one that answers."""
+    heard_s: float | None = None
+    """Since something last came from itself."""
+    flaps: int = 0
+    """Times that it was suspected or dead, and then alive in the same life."""
+    reason: str = ""
+    """Of the last change."""
+    coordinator: bool = False
+
+
+class MemberList(_Fact, frozen=True, kw_only=True, tag=True):
+    """Who lives, in the eyes of the daemon that answers.
+
+    ``health`` 0 is well; a member that misses answers doubts itself first, up to 8.
+    """
+
+    name: str
+    profile: str = ""
+    """Empty of a node that has joined no federation yet."""
+    interval_s: float = 0.0
+    incarnation: int = 0
+    health: int = 0
+    members: tuple[MemberStatus, ...] = ()
+    refused: dict[str, int] = {}
+
+
 class Invited(_Fact, frozen=True, kw_only=True, tag=True):
     ticket: str
     uses: int
@@ -685,6 +723,7 @@ Reply: TypeAlias = (
     | RunEnded
     | RoundList
     | RoundDetail
+    | MemberList
     | Invited
     | CheckpointList
     | CheckpointLocation

@@ -100,6 +100,14 @@ class Events(_Request, frozen=True, kw_only=True, tag=True):
     follow: bool = False
 
 
+class Members(_Request, frozen=True, kw_only=True, tag=True):
+    """Who lives; answered by one ``MemberList``, or with ``watch`` by many."""
+
+    watch: bool = False
+    interval_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
+    """Longest pause between two replies; a change is sent at once."""
+
+
 class Join(_Request, frozen=True, kw_only=True, tag=True):
     """Make this node belong to the coordinator that gave ``ticket``; answered by ``Joined``."""
 
@@ -241,6 +249,7 @@ Request: TypeAlias = (
     | Checkpoints
     | CheckpointExport
     | Events
+    | Members
     | Join
     | Leave
     | Drain

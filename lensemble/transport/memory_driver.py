@@ -52,6 +52,7 @@ class MemoryNetwork:
         weather = self.between(one, other)
         weather.silent = False
         weather.muted.clear()
+        weather.healed.unpark_all()
         self._wake({one, other})
 
     def cut(self, one: NodeId, other: NodeId, reason: str = "the network cut the link") -> None:

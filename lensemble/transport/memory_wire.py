@@ -40,6 +40,8 @@ class Weather:
         self.loss = 0.0
         self.muted: set[NodeId] = set()
         self.datagram_bytes = MAX_DATAGRAM_BYTES
+        self.healed = ParkingLot()
+        """Where dials wait that nobody answers: they ask again, as dials over QUIC do."""
         self.tear_after: int | None = None
         self._seed = seed
         self._drawn = 0
@@ -359,8 +361,10 @@ class MemoryEndpoint:
         await trio.sleep(weather.travel_s())
         found = [self._network.endpoint_at(address) for address in peer.addresses]
         listener = next((endpoint for endpoint in found if endpoint is not None), None)
-        if listener is None or weather.silent or weather.muted:
+        if listener is None:
             return await trio.sleep_forever()
+        while weather.silent or weather.muted:
+            await weather.healed.park()
         if listener.node != peer.node:
             raise RawLost(f"the node there is {listener.node}")
         near = MemoryConnection.pair(self.node, peer.node, weather)

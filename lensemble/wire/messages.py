@@ -15,6 +15,7 @@ from msgspec import Meta
 from lensemble.edge.spec import EdgeSpec
 from lensemble.ids import Digest
 from lensemble.params import MAX_TENSORS
+from lensemble.wire.circle import CircleOrder, MemberNote, Reached
 from lensemble.wire.fence import (
     MAX_PARTICIPANTS,
     Count,
@@ -53,6 +54,10 @@ class Join(Message, frozen=True, kw_only=True, tag=True):
     boot: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
     federation: Federation | None = None
     invite: Annotated[bytes, Meta(max_length=64)] = b""
+    gossips: bool = False
+    """Whether the sender takes part in membership, which see in ``wire.membership``."""
+    addresses: Reached = ()
+    """Where other members may call it."""
 
 
 class LastRecord(Message, frozen=True, kw_only=True):
@@ -303,6 +308,7 @@ FromNode: TypeAlias = (
     | UnmaskAnswer
     | Fault
     | StageAnswer
+    | MemberNote
 )
 FromCoordinator: TypeAlias = (
     Welcome
@@ -316,6 +322,7 @@ FromCoordinator: TypeAlias = (
     | UnmaskRequest
     | RoundClose
     | StageOrder
+    | CircleOrder
 )
 
 

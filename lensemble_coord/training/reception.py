@@ -16,7 +16,7 @@ from lensemble.version import BUILD
 from lensemble.wire import codec, fence, messages
 from lensemble_coord import roster
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.peers import Peer, Peers
+from lensemble_coord.peers import Peer, Peers, Reach
 from lensemble_coord.training import outer_round, session
 from lensemble_coord.training.coordinator import Rounds
 from lensemble_coord.training.journal import Journal
@@ -152,7 +152,9 @@ class Reception:
         if not await trio.to_thread.run_sync(admit):
             await self._turn_away(link, "used_invite", "this invite has been used up", final=True)
             return None
-        return Session(self._ground, link, next(self._epochs), join.name)
+        session = Session(self._ground, link, next(self._epochs), join.name)
+        session.reach = Reach(join.gossips, join.addresses)
+        return session
 
     async def _turn_away(
         self, link: Link, code: str, reason: str, remediation: str = "", *, final: bool = False
@@ -180,8 +182,9 @@ class Reception:
             admitted.activity.epsilon = before.epsilon
         self._journal.note("peer.joined", peer=admitted.name, node=node, epoch=admitted.epoch)
         admitted.tell(welcome)
-        facts = admitted.link.facts
-        self.peers.arrive(Peer(node, admitted.name, admitted.epoch, admitted.tell, facts))
+        peer = Peer(node, admitted.name, admitted.epoch, admitted.tell, admitted.link.facts)
+        peer.reach = admitted.reach
+        self.peers.arrive(peer)
         try:
             reason = await admitted.serve(self._rounds, self._store, self.numbers)
             del self._rounds.sessions[node]

@@ -36,8 +36,9 @@ from lensemble.secagg.plan import FieldPlan
 from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.wire import codec, fence, messages
+from lensemble.wire.circle import MemberNote
 from lensemble.wire.stages import StageAnswer
-from lensemble_coord.peers import Peers
+from lensemble_coord.peers import Peers, Reach
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.downlink import By, Downlink, Offer
 from lensemble_coord.training.masking import public_keys
@@ -152,6 +153,7 @@ class Session:
         self.node = link.peer
         self.epoch = epoch
         self.name = name
+        self.reach = Reach()
         self.activity = Activity()
         self.refused: Counter[str] = Counter()
         self.edges: dict[EdgeId, str] = {}
@@ -300,7 +302,7 @@ class Session:
                     where := desk.elsewhere(message.round, message.attempt)
                 ):
                     self._refuse_stale(message, where)
-                elif isinstance(message, StageAnswer):
+                elif isinstance(message, StageAnswer | MemberNote):
                     self.ground.peers.take(self.node, message)
                 else:
                     await self._take(message, desk)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lensemble.edge.spec import MAX_CAPACITY_BYTES, MAX_EDGE_ID, MAX_SLOTS, EdgeSpec
 from lensemble.errors import ContractViolation, FrameError
 from lensemble.ids import EdgeId, NodeId
-from lensemble.wire import codec, fence, stages
+from lensemble.wire import circle, codec, fence, stages
 from lensemble.wire import messages as m
 
 Decode: TypeAlias = Callable[[bytes], msgspec.Struct]
@@ -57,6 +57,15 @@ PROVISION: dict[str, Any] = {
 FROM_NODE: list[m.FromNode] = [
     m.Join(speaks=(1, 1), build="1.0", name="north", boot="0" * 16),
     m.Join(speaks=(1, 9), build="", name="", boot="f" * 16, federation="0" * 32, invite=bytes(64)),
+    m.Join(
+        speaks=(1, 1),
+        build="",
+        name="",
+        boot="f" * 16,
+        gossips=True,
+        addresses=("192.0.2.7:7707", "[2001:db8::7]:7707"),
+    ),
+    circle.MemberNote(**FENCE, note=bytes(1233)),
     m.Leave(**FENCE, reason="SIGTERM"),
     m.Provisioned(**FENCE, edges=(1, 2)),
     m.TornDown(**FENCE, edges=()),
@@ -105,6 +114,15 @@ FROM_NODE: list[m.FromNode] = [
     stages.StageFault(**OF_RUN, code="worker", reason="killed by SIGKILL", stderr=("a", "b")),
     stages.StageTornDown(**OF_RUN, outcome="clean"),
 ]
+FIGURES = circle.Figures(
+    name="wan",
+    interval_s=2.0,
+    probe_s=1.5,
+    probe_rtts=4.0,
+    helpers=2,
+    suspicion_s=10.0,
+    revive_intervals=4,
+)
 LAST = m.LastRecord(round=-1, digest=A, contributors=())
 OPENING = m.RoundOpen(
     **OF_ROUND,
@@ -148,6 +166,18 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     stages.StageOpen(**OF_RUN),
     stages.StageLook(**OF_RUN),
     stages.StageTeardown(**OF_RUN, reason="stopped by the operator"),
+    circle.Circle(**FENCE, figures=FIGURES, gone=(B,)),
+    circle.Circle(
+        **FENCE,
+        figures=FIGURES,
+        fresh=True,
+        more=True,
+        members=(
+            circle.Acquaintance(node=A, name="north", addresses=("192.0.2.7:7707",)),
+            circle.Acquaintance(node=B, name=""),
+        ),
+    ),
+    circle.MemberNote(**FENCE, note=b""),
 ]
 SAMPLES = [
     *((message, codec.decode_from_node) for message in FROM_NODE),
@@ -304,7 +334,7 @@ def test_a_field_that_is_missing_or_of_another_type_is_refused(
 @pytest.mark.parametrize(("message", "decode"), SAMPLES, ids=name)
 def test_the_other_side_does_not_take_it(message: msgspec.Struct, decode: Decode) -> None:
     (other,) = (each for each in DECODERS if each is not decode)
-    if isinstance(message, m.Leave):
+    if isinstance(message, m.Leave | circle.MemberNote):
         assert other(codec.encode(message)) == message
         return
     with pytest.raises(FrameError, match="Invalid value"):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lensemble.errors import ResidencyViolation
-from lensemble.wire import codec, messages, stages
+from lensemble.wire import circle, codec, letters, membership, messages, stages
 from lensemble_node import egress
 from tests.node.node_play import FEDERATION, ROOT, round_open
 
@@ -23,7 +23,9 @@ KINDS = (
     messages.UnmaskAnswer,
     messages.Fault,
     *get_args(stages.StageAnswer),
+    circle.MemberNote,
 )
+GOSSIP = membership.Probe(boot="0" * 16, incarnation=1, updates=(), sequence=7)
 
 
 def progress(**changes: object) -> messages.Progress:
@@ -69,6 +71,13 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "seconds": st.floats(0.0, allow_nan=False),
     "ranges": st.lists(st.tuples(counts, counts), max_size=400).map(tuple),
     "recent": st.lists(st.tuples(counts, counts), max_size=64).map(tuple),
+    "gossips": st.booleans(),
+    "note": st.sampled_from(
+        [
+            letters.seal(membership.encode(GOSSIP)),
+            letters.pass_on("a" * 64, membership.encode(GOSSIP)),
+        ]
+    ),
     "stderr": st.lists(sentences, max_size=200).map(tuple),
     "outcome": st.sampled_from(["clean", "faulted"]),
     "have": sentences,
@@ -174,3 +183,13 @@ def test_norms_may_leave_where_they_belong() -> None:
         signature=b"\x00" * 64,
     )
     assert codec.decode_from_node(egress.permit(update)) == update
+
+
+def test_only_gossip_leaves_as_gossip() -> None:
+    assert membership.decode(egress.permit_gossip(GOSSIP)) == GOSSIP
+    smuggling = msgspec.structs.replace(GOSSIP, boot="0.125, 0.25, 0.5")
+    with pytest.raises(ResidencyViolation, match="gossip"):
+        egress.permit_gossip(smuggling)
+    for note in (b"", b"weights", letters.seal(b"weights" * 100), letters.seal(b"")):
+        with pytest.raises(ResidencyViolation, match=r"note|gossip"):
+            egress.permit(circle.MemberNote(federation=FEDERATION, epoch=1, note=note))
