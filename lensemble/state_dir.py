@@ -13,6 +13,8 @@ from lensemble.errors import StorageError
 GROUP = "lensemble"
 """Whoever belongs to it may ask the daemons of the system."""
 LOCK_NAME = "lock"
+CHARGES = ("privacy/ledger.jsonl", "local/privacy.jsonl")
+"""A node's privacy charges, twice: removing one directory loses nothing."""
 IDENTITY_NAME = "identity.key"
 MAX_PID_BYTES = 32
 STRAYS = (files.PART_PREFIX, f".{IDENTITY_NAME}.")

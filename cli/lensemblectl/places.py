@@ -8,6 +8,7 @@ from lensemble.errors import ConfigError
 
 COORDINATOR_CONFIG = "coord.toml"
 NODE_CONFIG = "node.toml"
+NODE_TABLES = frozenset({"coordinator", "data", "share", "task", "worker"})
 SOCKET_NAME = "ctl.sock"
 SYSTEM = (Path("/run/lensemble/coord/ctl.sock"), Path("/run/lensemble/node/ctl.sock"))
 WITHIN = (COORDINATOR_CONFIG, NODE_CONFIG, SOCKET_NAME, f"state/{SOCKET_NAME}")
@@ -42,6 +43,17 @@ def config_at(named: Path | None) -> Path:
             f"Name it with --socket, such as --socket node/{NODE_CONFIG}.",
         )
     return place
+
+
+def part_of(config: Path) -> str:
+    """What it is of, "coordinator" or "node": by its name, else by a table that only one has.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if config.name in {COORDINATOR_CONFIG, NODE_CONFIG}:
+        return "node" if config.name == NODE_CONFIG else "coordinator"
+    return "node" if NODE_TABLES & _tree(config).keys() else "coordinator"
 
 
 def state_dir_of(config: Path) -> Path:

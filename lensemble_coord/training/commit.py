@@ -250,7 +250,7 @@ def retire(directory: StateDirectory, ledger: Ledger, retention: Retention) -> i
     return count
 
 
-def _named(directory: StateDirectory, ledger: Ledger) -> Iterator[tuple[Path, set[str]]]:
+def named(directory: StateDirectory, ledger: Ledger) -> Iterator[tuple[Path, set[str]]]:
     """Each directory that the ledger accounts for, with the names in it that it holds."""
     yield directory.checkpoints, set(ledger.present("weights").values())
     yield directory.momentum, set(ledger.present("momentum").values())
@@ -261,7 +261,7 @@ def _named(directory: StateDirectory, ledger: Ledger) -> Iterator[tuple[Path, se
 def orphans(directory: StateDirectory, ledger: Ledger) -> tuple[str, ...]:
     """Names under the state directory that the ledger does not name, relative to its root."""
     found = []
-    for place, keep in _named(directory, ledger):
+    for place, keep in named(directory, ledger):
         if place.is_dir():
             found += [
                 f"{place.name}/{entry.name}"
@@ -280,6 +280,6 @@ def sweep(directory: StateDirectory, ledger: Ledger) -> tuple[str, ...]:
         StorageError: the file system refuses.
     """
     removed = []
-    for place, keep in _named(directory, ledger):
+    for place, keep in named(directory, ledger):
         removed += [f"{place.name}/{name}" for name in sweep_orphans(place, keep)]
     return tuple(removed)

@@ -8,8 +8,9 @@ import pytest
 from lensemble.errors import LedgerIntegrityError, PrivacyBudgetExceeded, StorageError
 from lensemble.ids import Digest
 from lensemble.privacy.accountant import Mechanism, epsilon
+from lensemble.state_dir import CHARGES
 from lensemble.workload import FieldTerms, Privacy, Workload
-from lensemble_node.worker.training.charges import PLACES, Account, Charges
+from lensemble_node.worker.training.charges import Account, Charges
 
 FEDERATION, ROOT = "5" * 32, Digest("a" * 64)
 
@@ -101,13 +102,13 @@ def test_episodes_promise_nothing_about_the_participant(tmp_path: Path) -> None:
 # ---- files ----
 
 
-@pytest.mark.parametrize("gone", [*PLACES, "privacy", "local"])
+@pytest.mark.parametrize("gone", [*CHARGES, "privacy", "local"])
 def test_removing_a_part_resets_nothing(tmp_path: Path, gone: str) -> None:
     opened(tmp_path).charge(vector(1), 0, 0)
     place = tmp_path / gone
     shutil.rmtree(place) if place.is_dir() else place.unlink()
     assert spent(opened(tmp_path)) == one(1)
-    first, second = (tmp_path / place for place in PLACES)
+    first, second = (tmp_path / place for place in CHARGES)
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -126,41 +127,41 @@ def test_whatever_is_cut_off_the_end_epsilon_never_falls(tmp_path: Path) -> None
     lengths = []
     for number in range(3):
         charges.charge(vector(number), number, 0)
-        lengths.append((start / PLACES[0]).stat().st_size)
-    whole = (start / PLACES[0]).read_bytes()
+        lengths.append((start / CHARGES[0]).stat().st_size)
+    whole = (start / CHARGES[0]).read_bytes()
     for cut in [*range(lengths[1], lengths[2] + 1, 29), lengths[2] - 1]:
         for others in (len(whole), cut, lengths[1]):
             state = tmp_path / f"cut-{cut}-{others}"
             shutil.copytree(start, state)
-            (state / PLACES[0]).write_bytes(whole[:cut])
-            (state / PLACES[1]).write_bytes(whole[:others])
+            (state / CHARGES[0]).write_bytes(whole[:cut])
+            (state / CHARGES[1]).write_bytes(whole[:others])
             known = 3 if others == len(whole) or cut > lengths[1] else 2
             again = opened(state, private(epsilon=50.0))
             assert spent(again) == one(known)
             again.charge(vector(7), 7, 0)
             assert spent(opened(state, private(epsilon=50.0))) == one(known + 1)
-            assert (state / PLACES[0]).read_bytes() == (state / PLACES[1]).read_bytes()
+            assert (state / CHARGES[0]).read_bytes() == (state / CHARGES[1]).read_bytes()
             shutil.rmtree(state)
 
 
 def test_a_rotten_last_line_counts_and_stays_counted(tmp_path: Path) -> None:
     opened(tmp_path).charge(vector(1), 0, 0)
-    for place in PLACES:
+    for place in CHARGES:
         raw = bytearray((tmp_path / place).read_bytes())
         raw[20] ^= 1
         (tmp_path / place).write_bytes(raw)
     for _ in range(3):
         assert spent(opened(tmp_path)) == one(1)
-    assert b'"note":"torn"' in (tmp_path / PLACES[0]).read_bytes()
+    assert b'"note":"torn"' in (tmp_path / CHARGES[0]).read_bytes()
 
 
 def test_damage_before_the_end_stops_everything(tmp_path: Path) -> None:
     charges = opened(tmp_path)
     for number in range(2):
         charges.charge(vector(number), number, 0)
-    raw = bytearray((tmp_path / PLACES[0]).read_bytes())
+    raw = bytearray((tmp_path / CHARGES[0]).read_bytes())
     raw[20] ^= 1
-    (tmp_path / PLACES[0]).write_bytes(raw)
+    (tmp_path / CHARGES[0]).write_bytes(raw)
     with pytest.raises(LedgerIntegrityError, match="line 1"):
         opened(tmp_path)
 
@@ -168,12 +169,12 @@ def test_damage_before_the_end_stops_everything(tmp_path: Path) -> None:
 def test_two_different_ledgers_are_not_mixed(tmp_path: Path) -> None:
     for name, number in (("one", 1), ("two", 2)):
         opened(tmp_path / name).charge(vector(number), 0, 0)
-    shutil.copy(tmp_path / "two" / PLACES[0], tmp_path / "one" / PLACES[0])
+    shutil.copy(tmp_path / "two" / CHARGES[0], tmp_path / "one" / CHARGES[0])
     with pytest.raises(LedgerIntegrityError, match="differs from its copy"):
         opened(tmp_path / "one")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", CHARGES)
 def test_a_disk_that_refuses_keeps_what_was_written(tmp_path: Path, place: str) -> None:
     charges = opened(tmp_path, private(epsilon=50.0))
     charges.charge(vector(1), 0, 0)
@@ -192,5 +193,5 @@ def test_a_disk_that_refuses_keeps_what_was_written(tmp_path: Path, place: str) 
 
 def test_the_ledger_is_for_this_user_only(tmp_path: Path) -> None:
     opened(tmp_path).charge(vector(1), 0, 0)
-    for place in PLACES:
+    for place in CHARGES:
         assert stat.S_IMODE(os.stat(tmp_path / place).st_mode) == 0o600

@@ -40,9 +40,8 @@ def findings(named: Path | None, timeout_s: float) -> Iterator[Finding]:
     patient = _patient(named)
     heard = list(_ask(named, patient, timeout_s))
     if patient.config is not None:
-        part = patient.part or _guessed(patient.config)
-        patient.part = part
-        yield place.configuration(patient.config, part)
+        patient.part = patient.part or _part(patient.config)
+        yield place.configuration(patient.config, patient.part)
         patient.coordinators = patient.coordinators or _coordinators(patient)
     yield from heard
     if patient.state is not None:
@@ -67,8 +66,12 @@ def _patient(named: Path | None) -> Patient:
         return Patient(config)
 
 
-def _guessed(config: Path) -> str:
-    return "node" if config.name.startswith("node") else "coordinator"
+def _part(config: Path) -> str:
+    try:
+        return places.part_of(config)
+    except ConfigError:
+        # The daemon's own check says what is wrong with the file.
+        return "coordinator"
 
 
 def _ask(named: Path | None, patient: Patient, timeout_s: float) -> Iterator[Finding]:

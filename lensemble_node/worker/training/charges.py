@@ -22,11 +22,10 @@ from lensemble.errors import LedgerIntegrityError, PrivacyBudgetExceeded
 from lensemble.ids import Digest
 from lensemble.privacy import accountant
 from lensemble.privacy.accountant import Mechanism
+from lensemble.state_dir import CHARGES
 from lensemble.workload import Workload
 from lensemble_node.worker.training.storage import write_atomically
 
-PLACES = ("privacy/ledger.jsonl", "local/privacy.jsonl")
-"""Under the state directory; removing one directory loses nothing."""
 MAX_LEDGER_BYTES = 1 << 28
 _CHECK_CHARS = 16
 TORN = "torn"
@@ -84,7 +83,7 @@ class Charges:
     """
 
     def __init__(self, state_dir: Path, account: Account, *, trained: bool = False) -> None:
-        self._paths = [state_dir / place for place in PLACES]
+        self._paths = [state_dir / place for place in CHARGES]
         self._account = account
         self._terms = account.workload.privacy
         self._cost = accountant.cost_of(account.workload)
