@@ -128,12 +128,11 @@ class Peers:
         if self._listener is not None:
             self._listener.node_said(node, message)
 
-    def members(self) -> tuple[Member, ...]:
-        """Who is here, and who belongs to the federation and is not, in order of their ids."""
-        found = {peer.node: Member(peer.node, peer.name) for peer in self.here.values()}
-        if self._watcher is not None:
-            found.update({each.node: each for each in self._watcher.members()})
-        return tuple(found[node] for node in sorted(found))
+    def absent(self) -> tuple[Member, ...]:
+        """Members of the federation that are not here, in order of their ids."""
+        known = () if self._watcher is None else self._watcher.members()
+        gone = [each for each in known if each.node not in self.here]
+        return tuple(sorted(gone, key=lambda each: each.node))
 
     def unfit(self, node: NodeId) -> str:
         """Why nothing is to be placed on ``node``, as far as membership goes."""

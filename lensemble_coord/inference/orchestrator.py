@@ -36,6 +36,7 @@ RTT_GRAIN_NS = 100_000
 """Round-trip times are planned with so finely, so that noise does not move a plan."""
 
 LOST = "this run has lost a stage on it"
+UNLINKED = "it has no link to the coordinator"
 NOBODY: frozenset[NodeId] = frozenset()
 
 
@@ -125,14 +126,19 @@ class Orchestrator:
             segments = split.parse(wish.split, facts.layers, offers, again=without is not None)
         wanted = Wanted(wish.ctx or min(facts.trained_ctx, DEFAULT_CTX), wish.sessions, wish.rows)
         task = Task(facts, model.tensors, wanted, segments)
-        links = self._links()
-        return await trio.to_thread.run_sync(placement.plan, task, offers, links)
+        absent = [
+            Offer(each.node, each.name, barred=each.unfit or UNLINKED)
+            for each in self._peers.absent()
+        ]
+        everyone, links = [*offers, *absent], self._links()
+        return await trio.to_thread.run_sync(placement.plan, task, everyone, links)
 
     def _here(self) -> list[Peer]:
         return list(self._peers.here.values())
 
     def _offer(self, peer: Peer, without: frozenset[NodeId], freed: Mapping[NodeId, int]) -> Offer:
-        barred = LOST if peer.node in without else self.drains.why(peer.node)
+        barred = self.drains.why(peer.node) or self._peers.unfit(peer.node)
+        barred = LOST if peer.node in without else barred
         inventory = peer.inventory
         if inventory is not None and (less := freed.get(peer.node, 0)):
             taken = max(0, inventory.taken_bytes - less)

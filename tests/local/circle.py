@@ -57,7 +57,7 @@ class Circle:
         """Start a node, for the first time or again."""
         self._clock.rate = 1.0
         who = self._identity(name)
-        tree = {"name": name, "inference": {"memory_bytes": 1 << 20}, "membership": membership}
+        tree = {"name": name, "inference": {"memory_bytes": 1 << 30}, "membership": membership}
         config = validate(tree, NodeConfig, path=self._folder / name / "node.toml")
         await self.hub.admit(who.node, name)
         belongs = Membership(self.hub.driver.node, self.hub.driver.addresses(), self.hub.federation)

@@ -7,7 +7,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from lensemble_coord.inference.run_rows import Wish
 from tests.local.circle import HUB, Circle
+from tests.tiny_gguf import write_tiny
 
 DETECTION_S = 45.0
 """Of the profile wan: an interval and its probes to be found out, and twice the suspicion."""
@@ -138,3 +140,38 @@ async def test_a_node_that_takes_no_calls_is_reached_by_way_of_the_coordinator(
     assert [link.peer for link in circle.nodes["n2"].member.links.links()] == []
     circle.kill("n2")
     await circle.until(lambda: circle.all_see("n2", "dead"), DETECTION_S)
+
+
+async def test_nothing_is_placed_on_a_member_in_trouble_and_the_plan_says_why(
+    circle: Circle, mock_clock: MockClock, tmp_path: Path
+) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", layers=4)
+    wish = Wish(model=str(model), ctx=64, rows=8)
+    await circle.start(3)
+    offered = circle.hub.reception.peers.here
+    await circle.until(lambda: all(peer.inventory for peer in offered.values()))
+
+    async def planned() -> tuple[set[str], dict[str, str]]:
+        """The nodes that are used, and why each other is not."""
+        circle.end()
+        _, plan = await circle.hub.orchestrator.plan(wish)
+        return {each.name for each in plan.stages}, {each.name: each.reason for each in plan.unused}
+
+    used, unused = await planned()
+    (name,) = used
+    assert all("1 node is enough" in reason for reason in unused.values())
+    circle.network.partition(circle.node(name), circle.node(HUB))
+    other = next(iter(unused))
+    circle.kill(other)
+    await circle.until(lambda: circle.view(HUB, other).state == "suspect")
+    used, unused = await planned()
+    assert len(used) == 1
+    assert unused[name] == "it has no link to the coordinator"
+    assert unused[other].startswith("suspect for ")
+    assert "no answer to probes" in unused[other]
+    await circle.until(lambda: circle.view(HUB, other).state == "dead")
+    used, unused = await planned()
+    assert unused[other].startswith("dead for ")
+    assert circle.view(HUB, name).state == "alive"
+    assert circle.view(HUB, name).path == "none"
+    assert used.isdisjoint({name, other})
