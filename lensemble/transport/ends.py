@@ -89,6 +89,13 @@ class TxEnd:
             raise self._torn()
         return slot
 
+    def acquire_now(self) -> SlotIndex | None:
+        """An empty slot if there is one for whoever asks first; also None once it is over."""
+        try:
+            return self._had.receive_nowait()
+        except (trio.WouldBlock, trio.EndOfChannel):
+            return None
+
     def filled(self, slot: SlotIndex, extent: int) -> None:
         """Hand back ``slot`` with ``extent`` bytes to send; on a torn edge this does nothing.
 

@@ -13,6 +13,7 @@ from lensemble.actor import Timers
 from lensemble.errors import EdgeFault
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble_coord.inference import sequence
+from lensemble_coord.inference.ring import Heard
 from lensemble_coord.inference.seats import Seat, Seats
 from lensemble_coord.inference.staging import Fault
 from lensemble_coord.inference.standstill import Counts
@@ -241,16 +242,31 @@ class Request:
         match action:
             case sequence.SendChunk():
                 self._counts = None
-                self._sitting.start_soon(self._send, seat, action)
+                self._send_now(seat, action)
             case sequence.LookAround(phase):
                 self._sitting.start_soon(self._look_around, seat, phase)
 
-    async def _send(self, seat: Seat, chunk: sequence.SendChunk) -> None:
+    def _send_now(self, seat: Seat, chunk: sequence.SendChunk) -> None:
+        """On its way before this returns, unless there is no room: a token waits for each turn."""
+        step = seat.ring.send_now(
+            chunk.slot, chunk.start, chunk.tokens, chunk.sampling, self._ear(seat)
+        )
+        if step is None:
+            self._sitting.start_soon(self._send, seat, chunk)
+        else:
+            self._give_event(_OfSeat(seat, sequence.Accepted(step)))
+
+    def _ear(self, seat: Seat) -> Heard:
         def hear(step: int, token: int, log_probability: float) -> None:
             self._give_event(_OfSeat(seat, _Back(step, token, log_probability)))
 
+        return hear
+
+    async def _send(self, seat: Seat, chunk: sequence.SendChunk) -> None:
         try:
-            step = await seat.ring.send(chunk.slot, chunk.start, chunk.tokens, chunk.sampling, hear)
+            step = await seat.ring.send(
+                chunk.slot, chunk.start, chunk.tokens, chunk.sampling, self._ear(seat)
+            )
         except EdgeFault:
             # The run hears of it too, waits for the cause, and then goes on or fails this request.
             return

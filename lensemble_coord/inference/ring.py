@@ -7,6 +7,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import msgspec
 import trio
@@ -15,6 +16,7 @@ from lensemble import stage_chunk
 from lensemble.edge.arena import Region
 from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import EdgeFault, FrameError
+from lensemble.ids import SlotIndex
 from lensemble.stage_chunk import RESULT, Chunk, Kind, Sampling
 from lensemble.transport.driver import Driver
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
@@ -27,6 +29,10 @@ Torn = Callable[[str, bool], None]
 
 Heard = Callable[[int, int, float], None]
 """Takes step, token and its log-probability; returns at once."""
+
+
+Load: TypeAlias = tuple[int, int, Sequence[int], Sampling | None]
+"""Session, start, tokens, sampling."""
 
 
 class Trip(msgspec.Struct, frozen=True):
@@ -121,6 +127,24 @@ class Ring:
             EdgeFault: the edge is torn.
         """
         slot = await self._tx.acquire()
+        return self._fill(slot, (session, start, tokens, sampling), heard)
+
+    def send_now(
+        self,
+        session: int,
+        start: int,
+        tokens: Sequence[int],
+        sampling: Sampling | None,
+        heard: Heard | None = None,
+    ) -> int | None:
+        """As ``send`` where there is room already; None where there is none, or no edge."""
+        slot = None if self._tx.over.is_set() else self._tx.acquire_now()
+        if slot is None:
+            return None
+        return self._fill(slot, (session, start, tokens, sampling), heard)
+
+    def _fill(self, slot: SlotIndex, load: Load, heard: Heard | None) -> int:
+        session, start, tokens, sampling = load
         self.steps += 1
         chunk = Chunk(Kind.TOKENS, session, len(tokens), start, self.steps, sampling)
         view = self._tx.region.slot(slot)

@@ -4,6 +4,7 @@ Chunks are commands and come in the order in which they landed.  Whatever else i
 between two steps of long work; ``Stop`` ends that at once.
 """
 
+import gc
 import sys
 import time
 from collections import deque
@@ -159,6 +160,9 @@ class StageWorker:
             loading,
         )
         self._computation = computation = Computation(layers, compiling)
+        # What the engine made stays for ever: nothing is gained by searching it for rubbish.
+        gc.collect()
+        gc.freeze()
         self._port.say(
             stage_signals.Hosted(
                 weights_bytes=layers.weights_bytes,
