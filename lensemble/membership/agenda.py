@@ -8,8 +8,10 @@ import msgspec
 
 from lensemble.ids import NodeId
 
-
 NOBODY = NodeId("")
+
+GRAIN_S = 1e-6
+"""Two clocks that differ by sums of pauses differ by less, for what rounding is worth."""
 
 
 class Timer(IntEnum):
@@ -65,7 +67,8 @@ class Agenda:
 
     def take(self) -> Entry | None:
         """The earliest entry that is due."""
-        if self._entries and self._entries[0].due <= self.here:
+        if self._entries and self._entries[0].due <= self.here + GRAIN_S:
+            self.here = max(self.here, self._entries[0].due)
             return heapq.heappop(self._entries)
         return None
 

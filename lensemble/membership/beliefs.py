@@ -24,15 +24,15 @@ class Beliefs:
 
     def hear(self, update: Update, sender: NodeId) -> None:
         """A claim that ``sender`` passes on or makes; one about an unknown member is ignored."""
+        record = self._roll.records.get(update.node)
         if update.incarnation > MAX_INCARNATION:
             return
-        if update.node == self._voice.me:
-            self._hear_of_oneself(update)
-            return
-        record = self._roll.records.get(update.node)
         if record is None:
-            return
-        if update.standing is Standing.SUSPECT:
+            if update.node == self._voice.me:
+                self._hear_of_oneself(update)
+        elif update.incarnation < record.incarnation:
+            self._correct(record, update)
+        elif update.standing is Standing.SUSPECT:
             by = update.by or sender
             if by == self._voice.me or by in self._roll.records:
                 self._suspect(record, update, by)
@@ -42,11 +42,14 @@ class Beliefs:
     def hear_from(self, record: Record, boot: str, incarnation: int) -> None:
         """A member speaks itself, so it lives; remember whether it knows what is held of it."""
         if boot == record.boot and incarnation == record.incarnation:
-            record.unaware = record.standing is Standing.SUSPECT or record.standing is Standing.DEAD
+            record.unaware = record.standing is not Standing.ALIVE and record.is_doubted()
             return
-        self.hear(Update(record.node, Standing.ALIVE, incarnation, boot), record.node)
-        doubted = record.standing is Standing.SUSPECT or record.standing is Standing.DEAD
-        record.unaware = record.boot != boot or doubted
+        if record.incarnation == 0 and record.standing is Standing.ALIVE:
+            # Each will hear it from the member itself; going round, it would crowd out news.
+            record.incarnation, record.boot = min(incarnation, MAX_INCARNATION), boot
+        else:
+            self.hear(Update(record.node, Standing.ALIVE, incarnation, boot), record.node)
+        record.unaware = record.boot != boot or record.is_doubted()
 
     def accuse(self, record: Record) -> None:
         """One's own probe of ``record`` had no answer; the suspect is told at once."""
@@ -78,12 +81,23 @@ class Beliefs:
         if update.boot == voice.boot and update.standing is Standing.ALIVE:
             return
         if update.incarnation < voice.incarnation:
-            voice.rumours.add(voice.myself())
+            if voice.me not in voice.rumours:
+                voice.announce(voice.myself())
             return
         voice.incarnation = update.incarnation + 1
         if update.boot == voice.boot:
             voice.feel(1)
         voice.announce(voice.myself())
+
+    def _correct(self, record: Record, update: Update) -> None:
+        """Send what is so after a doubt that it outranks: where one goes round, so must the other.
+
+        Who has known it for long does not take it for news, so the answer of a suspect to a claim
+        about its past would otherwise end with them.
+        """
+        doubt = update.standing is Standing.SUSPECT or update.standing is Standing.DEAD
+        if doubt and record.standing is Standing.ALIVE and record.node not in self._voice.rumours:
+            self._voice.rumours.add(record.claim())
 
     def _suspect(self, record: Record, update: Update, by: NodeId) -> None:
         """Begin a suspicion, or count one accuser more."""

@@ -13,7 +13,7 @@ from lensemble.wire.membership import MAX_UPDATES, Ack, Message, Nack, Probe, Pr
 FAREWELLS = 8
 """Members that a leaver tells."""
 
-CROWD_MESSAGES = 3
+CROWD_MESSAGES = 6
 """Most messages more in an interval when more is to be told than probes can carry."""
 
 HELPED_AT_ONCE = 256
@@ -74,6 +74,7 @@ class Membership:
         self._agenda = Agenda(LATE_SHARE * profile.probe_s)
         self._beliefs = Beliefs(self._voice, self._roll, self._agenda, profile)
         self._intervals = 0
+        self._dead = 0
         self._sequence = self._draw.below(1 << 32)
         self._flights: dict[int, _Flight] = {}
         """By each of their numbers: a probe that is repeated has two."""
@@ -212,15 +213,21 @@ class Membership:
             patience = self._profile.probe_timeout(record.rtt_s, voice.health)
             self._probed.add(record.node)
             self._launch(_Flight(record.node, here + patience))
-        self._intervals += 1
-        if self._intervals % self._profile.revive_intervals == 0:
-            dead = self._roll.dead()
-            if dead is not None:
-                voice.probe(dead.node, self._number())
-        crowd = -(-voice.rumours.fresh // MAX_UPDATES) - 1
+        self._revive()
+        crowd = len(voice.rumours) // (2 * MAX_UPDATES)
         if crowd > 0:
             for node in self._roll.some(min(crowd, CROWD_MESSAGES)):
                 voice.gossip(node)
+
+    def _revive(self) -> None:
+        """Speak to one of the dead now and then, and at each interval while some come back."""
+        self._intervals += 1
+        fewer = self._roll.dead_count < self._dead
+        self._dead = self._roll.dead_count
+        if fewer or self._intervals % self._profile.revive_intervals == 0:
+            dead = self._roll.dead()
+            if dead is not None:
+                self._voice.probe(dead.node, self._number())
 
     def _launch(self, flight: _Flight) -> int:
         """Probe once; the number of it."""

@@ -61,9 +61,13 @@ class Record:
             return incarnation > self.incarnation
         return RANK[standing] > RANK[self.standing]
 
+    def is_doubted(self) -> bool:
+        """Whether it should hear that it is thought of badly."""
+        return self.standing is Standing.SUSPECT or self.standing is Standing.DEAD
+
     def must_be_told(self) -> bool:
         """Whether whoever speaks to it is to tell it first what is held of it."""
-        return self.unaware or self.standing is Standing.SUSPECT or self.standing is Standing.DEAD
+        return self.unaware or (self.standing is not Standing.ALIVE and self.is_doubted())
 
     def stand(self, standing: Standing, now: float, restarted: bool) -> None:
         """Hold it for another ``standing`` as of ``now``."""

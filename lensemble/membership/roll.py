@@ -87,6 +87,10 @@ class Roll:
                     break
         return chosen
 
+    @property
+    def dead_count(self) -> int:
+        return len(self._dead)
+
     def dead(self) -> Record | None:
         """One of the dead."""
         if not self._dead:

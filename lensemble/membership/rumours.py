@@ -1,6 +1,7 @@
 """Updates that wait to travel on other messages: the least told first, each a few times."""
 
 import math
+from itertools import islice
 
 from lensemble.ids import NodeId
 from lensemble.wire.membership import Update
@@ -18,16 +19,14 @@ class Rumours:
         self._where: dict[NodeId, int] = {}
         """How often what is waiting about a member was told."""
         self._waiting: list[dict[NodeId, Update]] = [{}]
-        """By how often they were told, and in each the oldest first."""
+        """By how often they were told, and in each the newest last: it is told first."""
         self._told = 1
 
     def __len__(self) -> int:
         return len(self._where)
 
-    @property
-    def fresh(self) -> int:
-        """How many were never told."""
-        return len(self._waiting[0])
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._where
 
     def resize(self, members: int) -> None:
         """From here on updates are told as often as this many members need."""
@@ -52,13 +51,13 @@ class Rumours:
         if not self._where:
             return taken
         for waiting in self._waiting:
-            for node, update in waiting.items():
+            if waiting:
+                # One more than is wanted, in case ``to`` is among them.
+                for node in islice(reversed(waiting), most - len(taken) + 1):
+                    if node != to and len(taken) < most:
+                        taken.append(waiting[node])
                 if len(taken) == most:
                     break
-                if node != to:
-                    taken.append(update)
-            if len(taken) == most:
-                break
         for update in taken:
             self._count(update)
         return taken

@@ -33,6 +33,8 @@ class Standing(StrEnum):
     DEAD = "dead"
     LEFT = "left"
 
+    __hash__ = str.__hash__  # that of an Enum is slow, and standings are looked up all the time
+
 
 class Update(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """``node``, in its life ``boot``, is held for ``standing`` as of its ``incarnation``."""
