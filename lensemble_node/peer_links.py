@@ -134,8 +134,10 @@ class PeerLinks:
 
     def open_to(self, members: Mapping[NodeId, tuple[str, ...]], most: int) -> None:
         """Gossip with ``members``, at these addresses, over at most ``most`` links."""
+        shunned = self._shunned.items()
+        same = {node for node, at in members.items() if self._members.get(node) == at}
+        self._shunned = {node: each for node, each in shunned if node in same}
         self._members, self._most = members, most
-        self._shunned = {node: each for node, each in self._shunned.items() if node in members}
         now = trio.current_time()
         for node, peer in self._peers.items():
             if not peer.needs and node not in members:
