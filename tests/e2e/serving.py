@@ -49,6 +49,11 @@ class Serving(Federation):
             *_, last = client.stream(requests.ProvisionModel(**wish))
         return last
 
+    def coordinator_stream(self, request: requests.Request) -> list[Any]:
+        """All replies to ``request``."""
+        with Client(self.coordinator.socket, timeout_s=PROVISION_S) as client:
+            return list(client.stream(request))
+
     def run(self, split: str, **terms: Any) -> str:
         """As ``provision``; the id of a run that is ready."""
         status = self.provision(split, **terms)
@@ -90,7 +95,9 @@ class Serving(Federation):
 class Told:
     """What was answered."""
 
-    def __init__(self, tokens: list[replies.TokenText], end: replies.Answered) -> None:
+    def __init__(self, said: list[replies.Reply], end: replies.Answered) -> None:
+        tokens = [each for each in said if isinstance(each, replies.TokenText)]
+        self.pauses = [each for each in said if isinstance(each, replies.Paused)]
         self.tokens = [each.token for each in tokens]
         self.text = "".join(each.text for each in tokens) + end.text
         self.end = end
@@ -104,6 +111,11 @@ class Asking:
         asked = requests.Prompt(run=run, text=text, max_tokens=most, **terms)
         self._replies: Iterator[Any] = self.client.stream(asked)
         self.tokens: list[replies.TokenText] = []
+
+    def until(self, count: int) -> None:
+        """Wait for so many tokens."""
+        while len(self.tokens) < count:
+            self.first()
 
     def first(self) -> replies.TokenText:
         self.tokens.append(next(self._replies))

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lensemble.machine import ArmTimer
-from lensemble_coord.inference import staging
+from lensemble_coord.inference import sequence, staging, survival
 from lensemble_node import stage
 from tests.sim.model_life import StageParts
 
@@ -59,6 +59,75 @@ def _never_expires(timer: str) -> Any:
     return transition
 
 
+def _hears_old_plans(state: Any, event: Any) -> Any:
+    """``stage`` that carries out whatever plan comes, the newest or not."""
+    if isinstance(event, stage.Provide) and not isinstance(state, stage.Vacant):
+        draining = state if isinstance(state, stage.Draining) else None
+        if draining is None:
+            order = replace(state.order, run_epoch=-1)
+            after, actions = stage.transition(replace(state, order=order), event)
+            return replace(after, order=state.order), tuple(
+                replace(each, order=state.order) if isinstance(each, stage.Stop) else each
+                for each in actions
+            )
+    return stage.transition(state, event)
+
+
+def _forgets_what_was_given(state: Any, event: Any) -> Any:
+    """``sequence`` that begins again from the prompt alone."""
+    if isinstance(event, sequence.Interrupted):
+        event = sequence.Interrupted(())
+    return sequence.transition(state, event)
+
+
+def _counts_from_zero(state: Any, event: Any) -> Any:
+    """``sequence`` that draws its next token as if it were the first, once it was interrupted."""
+    after, actions = sequence.transition(state, event)
+    if not isinstance(after, sequence.Prefilling):
+        return after, actions
+    return after, tuple(
+        replace(each, sampling=replace(each.sampling, index=0))
+        if isinstance(each, sequence.SendChunk) and each.sampling
+        else each
+        for each in actions
+    )
+
+
+def _keeps_its_slot(state: Any, event: Any) -> Any:
+    """``sequence`` that goes on under the plan that is gone."""
+    held = isinstance(state, sequence.Prefilling | sequence.Decoding)
+    if isinstance(event, sequence.Interrupted) or (held and isinstance(event, sequence.Granted)):
+        return state, ()
+    return sequence.transition(state, event)
+
+
+def _plans_with_the_dead(state: Any, event: Any) -> Any:
+    """``survival`` that leaves nobody out."""
+    after, actions = survival.transition(state, event)
+    if isinstance(after, survival.Clearing):
+        after = replace(after, ground=replace(after.ground, dropped=frozenset()))
+    return after, actions
+
+
+def _counts_no_plans(state: Any, event: Any) -> Any:
+    """``survival`` that uses an epoch again."""
+    if isinstance(event, survival.Planned) and state.ground.epoch > 0:
+        state = replace(state, ground=replace(state.ground, epoch=state.ground.epoch - 1))
+    return survival.transition(state, event)
+
+
+def _tells_nobody(state: Any, event: Any) -> Any:
+    """``survival`` whose requests do not hear that their plan is gone."""
+    after, actions = survival.transition(state, event)
+    return after, tuple(each for each in actions if not isinstance(each, survival.Interrupt))
+
+
+def _never_plans_again(state: Any, event: Any) -> Any:
+    """``survival`` that stops where a plan was cleared."""
+    after, actions = survival.transition(state, event)
+    return after, tuple(each for each in actions if not isinstance(each, survival.Plan))
+
+
 def _arms(action: Any, timer: str) -> bool:
     return isinstance(action, ArmTimer) and action.timer == timer
 
@@ -83,4 +152,12 @@ FOUND: dict[str, StageParts] = {
         staging=_never_expires(staging.OWN_EDGES)
     ),
     "staging: an outcome changes": StageParts(staging=_changes_its_mind),
+    "stage: an old plan is heard": StageParts(stage=_hears_old_plans),
+    "sequence: tokens are given twice": StageParts(sequence=_forgets_what_was_given),
+    "sequence: an index comes twice": StageParts(sequence=_counts_from_zero),
+    "sequence: goes on under an old plan": StageParts(sequence=_keeps_its_slot),
+    "survival: a node to blame is planned with": StageParts(survival=_plans_with_the_dead),
+    "survival: an epoch comes twice": StageParts(survival=_counts_no_plans),
+    "survival: requests are not told": StageParts(survival=_tells_nobody),
+    "survival: no plan follows": StageParts(survival=_never_plans_again),
 }

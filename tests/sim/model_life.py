@@ -1,6 +1,7 @@
 """Lives of models over nodes: provisioned, opened, probed, asked, torn down, in a bad world.
 
-The coordinator is the real ``staging`` machine for each plan; the nodes are ``stage_node``.
+The coordinator is the real ``staging`` machine for each plan, and for runs that replace what they
+lose ``model_course``; the nodes are ``stage_node``.
 """
 
 from collections import Counter, deque
@@ -15,10 +16,12 @@ from lensemble.edge.spec import EdgeSpec
 from lensemble.ids import EdgeId, NodeId, SlotIndex
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble.wire import stages
-from lensemble_coord.inference import heard, staging
+from lensemble_coord.inference import heard, sequence, staging, survival
 from lensemble_node import stage
 from tests.node.stage_play import COORDINATOR, provision
+from tests.sim import model_course
 from tests.sim.edges import Arena, Region, TxEnd
+from tests.sim.model_course import Course, Row
 from tests.sim.parts import Transition
 from tests.sim.stage_node import Inbound, StageNode
 from tests.sim.world import Actor, Host, Link, Timers, World
@@ -36,6 +39,8 @@ SLOTS = 2
 class StageParts(msgspec.Struct, frozen=True):
     stage: Transition = stage.transition
     staging: Transition = staging.transition
+    survival: Transition = survival.transition
+    sequence: Transition = sequence.transition
 
 
 class StageChecks:
@@ -45,6 +50,8 @@ class StageChecks:
         self.told: Counter[tuple[str, int, str, int, int]] = Counter()
         self.answered: Counter[tuple[str, int, str, int, int]] = Counter()
         self.endings: dict[tuple[str, int], staging.Ending] = {}
+        self.ends: dict[str, staging.Ending] = {}
+        self.epochs: dict[str, int] = {}
 
     def told_to_end(self, node: StageNode, order: stages.StageTeardown) -> None:
         self.told[node.name, order.epoch, order.run, order.run_epoch, order.stage] += 1
@@ -71,8 +78,24 @@ class StageChecks:
         over = isinstance(before, staging.Leaving | staging.TornDown)
         assert not over or isinstance(after, staging.Leaving | staging.TornDown)
 
+    def carried(self, name: str, epoch: int) -> None:
+        """An epoch is the next one, and comes once in all lives of a coordinator."""
+        assert epoch == self.epochs.get(name, 0) + 1, f"{name} is carried as {epoch} now"
+        self.epochs[name] = epoch
+
+    def went(self, course: Course, before: survival.State) -> None:
+        """A run over its plans has one outcome too."""
+        known = survival.ending(before)
+        after = survival.ending(course.machine.state)
+        assert known is None or known == after, f"{course.name} ends as {known} and as {after}"
+        if isinstance(course.machine.state, survival.Over):
+            assert after is not None
+            self.ends[course.name] = after
+
     def look(self, life: "ModelLife") -> None:
         """Every now and then: whoever waits has a deadline."""
+        for course in life.coord.courses.values():
+            course.check_seats()
         unready = staging.Provisioning | staging.Opening | staging.Probing
         for run in life.coord.runs.values():
             state, waits = run.machine.state, run.timers.running
@@ -91,12 +114,16 @@ class StageChecks:
 
 
 class Run:
-    """One plan of one run at the coordinator, as ``model_run``."""
+    """One plan of one run at the coordinator, as ``deployment``."""
 
     def __init__(
-        self, coord: "ModelCoordinator", key: tuple[str, int], nodes: tuple[NodeId, ...]
+        self,
+        coord: "ModelCoordinator",
+        key: tuple[str, int],
+        nodes: tuple[NodeId, ...],
+        course: Course | None = None,
     ) -> None:
-        self.coord, self.key, self.nodes = coord, key, nodes
+        self.coord, self.key, self.nodes, self.course = coord, key, nodes, course
         self.world = coord.world
         self.over = False
         places = tuple(staging.Place(node) for node in nodes)
@@ -118,6 +145,11 @@ class Run:
         self.free: deque[int] = deque()
         self.steps: dict[int, bool] = {}
         """Chunks under way, and whether each is of a request."""
+
+        self.waiting: deque[tuple[sequence.SendChunk, Any, Any]] = deque()
+        self.awaited: dict[int, Callable[[int, int], None]] = {}
+        """Of a course: chunks that wait for a place, and who hears of which result."""
+
         self.machine.post(staging.Begin())
 
     def hear(self, event: staging.Event) -> None:
@@ -129,6 +161,8 @@ class Run:
         name = f"{self.key} {type(event).__name__}"
         self.world.note(self.coord, name, type(self.machine.state).__name__)
         self.coord.life.checks.moved(self, before)
+        if self.course is not None:
+            self.course.plan_moved(self, before)
 
     def perform(self, action: Any) -> None:  # noqa: C901 - one arm an action
         match action:
@@ -159,7 +193,10 @@ class Run:
             if peer is None:
                 self.hear(staging.NodeLost(node, "it is not here"))
             else:
-                self.coord.say(peer, self._order(number, peer.epoch, action))
+                order = self._order(number, peer.epoch, action)
+                self.coord.say(peer, order)
+                if self.course is not None and not isinstance(action, staging.TearDown):
+                    self.coord.past.append((node, order))
         if isinstance(action, staging.OpenEdges):
             self.world.after(self.coord, 0.02, self._open)
 
@@ -225,6 +262,30 @@ class Run:
 
     def _released(self, slot: SlotIndex) -> None:
         self.free.append(slot)
+        self._flush()
+
+    def send_chunk(self, chunk: sequence.SendChunk, accepted: Any, heard: Any) -> None:
+        """Of a course: ``accepted`` hears the step once there is room, ``heard`` the result."""
+        self.waiting.append((chunk, accepted, heard))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self.waiting and self.free and self.tx is not None and not self.tx.over:
+            chunk, accepted, heard = self.waiting.popleft()
+            slot, step = self.free.popleft(), self.coord.draw_edge()
+            if chunk.sampling is not None:
+                self.awaited[step] = heard
+            self.tx.region.slots[slot] = (step, chunk)
+            self.tx.filled(SlotIndex(slot), 1)
+            accepted(step)
+
+    def stuck(self) -> int | None:
+        """Which stage does nothing more, as looking at all of them would tell."""
+        for number, node in enumerate(self.nodes):
+            held = self.coord.life.node_of(node).held.get(self.key[0])
+            if held is not None and held.worker is not None and held.worker.stands_still:
+                return number
+        return None
 
     def _send(self, *, of_request: bool) -> None:
         if self.tx is None or self.tx.over or not self.free:
@@ -247,7 +308,11 @@ class Run:
         assert self.rx is not None
         step = self.rx.region.slots[slot]
         self.rx.consumed(slot)
-        if step in self.steps:
+        if isinstance(step, tuple):
+            number, token = step
+            if (heard := self.awaited.pop(number, None)) is not None:
+                heard(number, token)
+        elif step in self.steps:
             self._ended(step)
 
     def _ended(self, step: int) -> None:
@@ -288,13 +353,22 @@ class ModelCoordinator(Host):
         self.life = life
         self.epochs = 1
         self.runs: dict[tuple[str, int], Run] = {}
+        self.courses: dict[str, Course] = {}
+        self.rows: dict[str, Row] = {}
+        self.past: deque[tuple[NodeId, stages.StageOrder]] = deque(maxlen=64)
         self.named = 0
 
     def start(self) -> None:
         self.arena = Arena(self.life.coord_rings)
         self.sessions: dict[NodeId, Session] = {}
         self.by_link: dict[Link, Session] = {}
-        self.runs = {}
+        self.runs, self.courses = {}, {}
+        for name, row in self.rows.items():
+            if row.over or not row.rules.replaces:
+                row.over = True
+            else:
+                course = self.courses[name] = Course(self, name, row, STEP_S)
+                self.world.after(self, 1.0, partial(self._revive, course, self.world.now))
 
     def draw_edge(self) -> EdgeId:
         self.life.edges += 1
@@ -362,7 +436,7 @@ class ModelCoordinator(Host):
         chance = self.world.random
         most = min(3, len(self.sessions))
         nodes = tuple(chance.sample(sorted(self.sessions), chance.randint(1, most)))
-        names = sorted({run for run, _ in self.runs})
+        names = sorted({name for name, _ in self.runs} - set(self.courses))
         if names and chance.random() < 0.4:
             name = chance.choice(names)
             number = max(epoch for run, epoch in self.runs if run == name) + 1
@@ -371,14 +445,86 @@ class ModelCoordinator(Host):
             name, number = f"{self.named:016x}", 0
         self.runs[name, number] = Run(self, (name, number), nodes)
 
+    # ---- runs that outlive their plans ----
+
+    def choose(self, without: frozenset[NodeId] = frozenset()) -> tuple[NodeId, ...]:
+        """Nodes for a plan; none if nobody is left."""
+        able = sorted(set(self.sessions) - without)
+        chance = self.world.random
+        return tuple(chance.sample(able, chance.randint(1, min(3, len(able))))) if able else ()
+
+    def begin(self) -> None:
+        """A run over its plans."""
+        if not self.up or not (nodes := self.choose()):
+            return
+        self.named += 1
+        name = f"{self.named:016x}"
+        rules = survival.Rules(self.world.random.random() < 0.85, model_course.MOST_REPLACED)
+        row = self.rows[name] = Row(rules, 0)
+        course = self.courses[name] = Course(self, name, row, STEP_S)
+        course.hear(survival.Planned(nodes))
+
+    def carry(self, course: Course, epoch: int, nodes: tuple[NodeId, ...]) -> Run:
+        run = self.runs[course.name, epoch] = Run(self, (course.name, epoch), nodes, course)
+        return run
+
+    def _revive(self, course: Course, since: float) -> None:
+        """Wait for its nodes, for so long; then take what is there."""
+        if course.over:
+            return
+        row, late = course.row, self.world.now - since >= model_course.WAIT_S
+        if set(row.nodes) - row.dropped <= set(self.sessions) or late:
+            nodes = self.choose(row.dropped)
+            none = survival.Unplanned(staging.Fault("plan_infeasible", "no node came back"))
+            course.hear(survival.Planned(nodes) if nodes else none)
+        else:
+            self.world.after(self, 1.0, partial(self._revive, course, since))
+
+    def ask_course(self) -> None:
+        live = [each for each in self.courses.values() if not each.over]
+        if self.up and live:
+            course = self.world.random.choice(live)
+            for _ in range(self.world.random.randint(1, 4)):
+                course.ask()
+
+    def bother_course(self) -> None:
+        """Somebody leaves, a node is drained, or an old order comes once more."""
+        live = [each for each in self.courses.values() if not each.over]
+        if not self.up or not live:
+            return
+        course, chance = self.world.random.choice(live), self.world.random.random()
+        if chance < 0.3:
+            course.cancel()
+        elif chance < 0.6 and course.machine.state.ground.nodes:
+            node = course.machine.state.ground.nodes[0]
+            course.hear(survival.MoveAsked(node, "drained"))
+        else:
+            self._say_again()
+
+    def _say_again(self) -> None:
+        for node, order in reversed(self.past):
+            host, peer = self.life.node_of(node), self.sessions.get(node)
+            newest = host.state(order.run)
+            known = not isinstance(newest, stage.Vacant) or newest.newest > order.run_epoch
+            if peer is not None and known and order.run_epoch < self.rows[order.run].epoch:
+                self.world.note(self, "says again", f"{order.run} {order.run_epoch}")
+                self.say(peer, msgspec.structs.replace(order, epoch=peer.epoch))
+                return
+
     def end(self, *, now: bool) -> None:
         """End every run there is."""
-        for run in self.runs.values():
+        for course in self.courses.values():
+            live = sum(each.ended is None for each in course.asked)
+            course.hear(
+                survival.StopAsked("asked to") if now else survival.DrainAsked("asked to", live)
+            )
+        for run in [each for each in self.runs.values() if each.course is None]:
             run.hear(staging.StopAsked("asked to") if now else staging.DrainAsked("asked to"))
 
     def ask(self) -> None:
-        if self.up and self.runs:
-            self.world.random.choice(list(self.runs.values())).ask()
+        plain = [run for run in self.runs.values() if run.course is None]
+        if self.up and plain:
+            self.world.random.choice(plain).ask()
 
 
 class ModelLife:
@@ -416,6 +562,12 @@ class ModelLife:
             self._sometime(self.coord.plan)
         for _ in range(chance.randint(0, 10)):
             self._sometime(self.coord.ask)
+        for _ in range(chance.randint(0, 2)):
+            self._sometime(self.coord.begin)
+        for _ in range(chance.randint(0, 8)):
+            self._sometime(self.coord.ask_course)
+        for _ in range(chance.randint(0, 4)):
+            self._sometime(self.coord.bother_course)
         for _ in range(chance.choice([0, 0, 1, 2])):
             self._sometime(partial(self.coord.end, now=chance.random() < 0.5))
         self._troubles_of_hosts()
@@ -465,10 +617,15 @@ class ModelLife:
             world.boot(host)
         world.run(lambda: False, BLOCKED_S)
         assert world.run(self._all_here, QUIET_S), "a node does not come back"
+        settled = world.run(
+            lambda: all(each.settled for each in coord.courses.values()), 3 * QUIET_S
+        )
+        assert settled, f"a run neither ends nor goes on: {self._kept()}"
         coord.end(now=True)
         assert world.run(self._at_rest, QUIET_S), f"not everything ended: {self._kept()}"
         coord.plan()
         (fresh,) = [run for run in coord.runs.values() if not run.over]
+        assert fresh.course is None
         ready = world.run(
             lambda: isinstance(fresh.machine.state, staging.Provisioned) or fresh.over, QUIET_S
         )
@@ -489,6 +646,11 @@ class ModelLife:
         runs = [f"{run.key} {run.machine.state}" for run in self.coord.runs.values()]
         kept = [text for text, run in zip(runs, self.coord.runs.values(), strict=True)
                 if not run.over]  # fmt: skip
+        kept += [
+            f"{each.name} {each.machine.state}"
+            for each in self.coord.courses.values()
+            if not each.over
+        ]
         if self.coord.arena.leased:
             kept.append(f"coord holds {len(self.coord.arena.leased)} rings")
         kept += [

@@ -15,6 +15,7 @@ from lensemble.wire import stages
 from lensemble.wire.fence import OfRun
 from lensemble_node import signals, stage, stage_signals
 from tests.sim.edges import Arena, Region, RxEnd, TxEnd
+from tests.sim.model_course import model
 from tests.sim.world import Host, Link
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class StageWorker:
         self.alive = True
         self.stands_still = False
         self.landed: deque[int] = deque()
+        self.caches: dict[int, list[int]] = {}
         self.free = deque(range(held.order.outbound.slots))
         self.name = f"worker of {held.order.run} {held.order.run_epoch}"
         for region in held.regions.values():
@@ -75,19 +77,37 @@ class StageWorker:
 
     def go_on(self) -> None:
         while self.alive and not self.stands_still and self.landed and self.free:
-            slot, out = self.landed.popleft(), self.free.popleft()
+            slot = self.landed.popleft()
             edges = self.held.order.inbound.edge, self.held.order.outbound.edge
             into, onward = (self.held.regions[edge] for edge in edges)
             assert into.leased, "a stage reads a ring that was given back"
             assert onward.leased, "a stage fills a ring that was given back"
-            onward.slots[out] = into.slots[slot]
+            answer, out = self._compute(into.slots[slot]), None
+            if answer is not None:
+                out = self.free.popleft()
+                onward.slots[out] = answer
             self.node.world.after(self.node, 0.05, partial(self._computed, slot, out))
 
-    def _computed(self, slot: int, out: int) -> None:
+    def _compute(self, value: Any) -> Any:
+        """What is passed on of a chunk; a probe goes on as it is."""
+        if not isinstance(value, tuple):
+            return value
+        step, chunk = value
+        cache = self.caches.setdefault(chunk.slot, [])
+        assert chunk.start <= len(cache), "a hole in the cache"
+        cache[chunk.start :] = chunk.tokens
+        if self.held.order.stage < self.held.order.stages - 1:
+            return value
+        if chunk.sampling is None:
+            return None
+        return step, model(tuple(cache), chunk.sampling)
+
+    def _computed(self, slot: int, out: int | None) -> None:
         if self.alive and self.held.inbound is not None:
             self.held.inbound.consumed(SlotIndex(slot))
-            if self.held.outbound is not None and not self.held.outbound.over:
-                self.held.outbound.filled(SlotIndex(out), 1)
+            outbound = self.held.outbound
+            if out is not None and outbound is not None and not outbound.over:
+                outbound.filled(SlotIndex(out), 1)
 
     def die(self, reason: str, complaint: str = "") -> None:
         if not self.alive:
@@ -137,6 +157,7 @@ class StageNode(Host):
         self.epoch = 0
         self.states: dict[str, stage.State] = {}
         self.newest: dict[str, int] = {}
+        self.highest: dict[str, int] = {}
         self.held: dict[str, Held] = {}
         self.peers: set[Link] = set()
         self._events: deque[tuple[str, stage.Event]] = deque()
@@ -244,6 +265,8 @@ class StageNode(Host):
     # ---- from its lease to its end ----
 
     def _lease(self, order: stages.StageProvision) -> None:
+        assert order.run_epoch > self.highest.get(order.run, -1), f"an old plan of {order.run}"
+        self.highest[order.run] = order.run_epoch
         assert order.run not in self.held, f"two stages of run {order.run} on one node"
         held = self.held[order.run] = Held(order)
         specs = deque((order.inbound, order.outbound))

@@ -96,12 +96,26 @@ def test_troubled_lives_of_models_reach_every_corner() -> None:
     lives = [ModelLife(seed) for seed in range(150)]
     assert not [each for each in map(soak.violation_of, lives) if each is not None]
     endings = [each for life in lives for each in life.checks.endings.values()]
-    assert {each.outcome for each in endings} == {"completed", "faulted", "stopped"}
+    assert {each.outcome for each in endings} == {"completed", "faulted", "stopped", "moved"}
     faults = {each.fault.code for each in endings if each.fault is not None}
     assert faults >= {"link_lost", "worker_fault", "edge_fault", "stage_refused", "unreachable"}
     said = "\n".join(life.world.transcript() for life in lives)
-    for corner in ("outcome=faulted", "Provide Draining", "LinkGone Draining", "SequenceEnded"):
+    for corner in (
+        "outcome=faulted",
+        "Provide Draining",
+        "LinkGone Draining",
+        "SequenceEnded",
+        "interrupted Decoding",
+        "interrupted Prefilling",
+        "interrupted Queued",
+        "MoveAsked Carrying",
+        "Unplanned Planning",
+        "says again",
+    ):
         assert corner in said, f"no life reaches: {corner}"
+    ends = [each for life in lives for each in life.checks.ends.values()]
+    assert {each.outcome for each in ends} == {"completed", "faulted", "stopped"}
+    assert max(epoch for life in lives for epoch in life.checks.epochs.values()) > 2
 
 
 def test_arrival_order_does_not_change_the_digest() -> None:
