@@ -13,6 +13,7 @@ from lensemble.identity import Identity
 from lensemble.logs import logger
 from lensemble.ticket import Membership
 from lensemble.transport.driver import Driver
+from lensemble_node import metrics
 from lensemble_node.config import NodeConfig
 from lensemble_node.ctl import Answers
 from lensemble_node.participant import Member
@@ -30,6 +31,8 @@ class Serving(msgspec.Struct, frozen=True):
     driver: Driver
     member: Member
     answers: Answers
+    metrics: str = ""
+    """Where figures are told, if anywhere."""
 
     @property
     def headline(self) -> str:
@@ -93,8 +96,9 @@ async def _serve(
                 server.serve, config.socket_path, answers.answer, answers.greeting
             )
             answers.refused_by_socket = counts.refused
+            told = await nursery.start(metrics.serve, answers.status, config.metrics.address)
             log.info("node.serving", node=who.node, name=config.name)
-            task_status.started(Serving(config, driver, member, answers))
+            task_status.started(Serving(config, driver, member, answers, told))
             await stop.wait()
             last.deadline = trio.current_time() + STOP_WITHIN_S
             log.info("node.stopping")
