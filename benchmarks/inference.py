@@ -1,11 +1,15 @@
-"""What splitting a model over stages costs: one worker against several, token by token in turn.
+"""What splitting a model over stages costs: one worker against several, in turn.
 
-``python benchmarks/inference.py [--model FILE.gguf] [--cuts 15] [--tokens 96] [--json]`` starts
-real stage workers, feeds the same tokens to the whole and to the split model, and prints a table
-and one JSON object as the last line.  This process plays daemons and edges: it copies each chunk
+``python benchmarks/inference.py [--model FILE.gguf] [--tokens 96] [--turns 8] [--json]`` prints a
+table and one JSON object as the last line.  It measures twice.
+
+First the workers alone, token by token: this process plays daemons and edges and copies each chunk
 from one ring to the next, so ``hop_ms`` is the cost of two workers' pipes and of the copies, not of
-a network.  Ratios are results; absolute figures belong to the machine.  On a machine that is busy
-with other things, those of CPU time are the ones to look at.
+a network.  Then, as ``daemons``, everything: two nodes and a coordinator as processes, a model cut
+in the middle and the same one whole, answer by answer; and where the time of a token goes.
+
+Ratios are results; absolute figures belong to the machine.  On a machine that is busy with other
+things, those of CPU time are the ones to look at.
 """
 
 import argparse
@@ -20,6 +24,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trips
 
 from lensemble.stage_chunk import Sampling  # the driver lies with the tests
 from lensemble_coord.inference.footprint import Footprint, Wanted
@@ -176,12 +182,23 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a GGUF file; else what a package brings")
     parser.add_argument("--cuts", type=int, nargs="+", default=[15], help="layers to cut at")
     parser.add_argument("--tokens", type=int, default=96, help="to draw, after a warm-up")
+    parser.add_argument(
+        "--turns", type=int, default=8, help="answers of each through the daemons; 0: none"
+    )
     parser.add_argument("--json", action="store_true", help="only the JSON object")
     options = parser.parse_args()
+    network = trips.separate() if options.turns else ""
     found = measure(options)
     if not options.json:
         for name, value in found.items():
             print(f"{name:34} {value}")
+    if options.turns:
+        through = trips.measure(options.model or packaged(), options.tokens, options.turns)
+        found["daemons"] = through
+        if not options.json:
+            ratio = through["split_over_unsplit_tokens_per_s"]
+            print(f"\nthrough daemons, {network}: {ratio:.3f} of the tokens/s of the whole")
+            print(trips.table(through))
     print(json.dumps(found))
 
 
