@@ -11,7 +11,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -93,6 +93,37 @@ def validate(tree: dict[str, Any], model: type[Model], *, path: Path, text: str 
         problems = error.errors(include_url=False)
         lines = [_explain(problem, tree, model, text) for problem in problems]
         raise ConfigError(_headline(path, lines)) from error
+
+
+def with_settings(tree: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
+    """``tree`` with each of ``words`` on top, such as ``rounds.min_participants=2``.
+
+    The value is TOML; text that is none stands for itself.
+
+    Raises:
+        ConfigError: a word that names no key.
+    """
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", key.strip()):
+            raise ConfigError(
+                f"{word!r} sets nothing", "Write it as TABLE.KEY=VALUE, such as name=lab."
+            )
+        try:
+            given = tomllib.loads(f"{key} = {value}")
+        except tomllib.TOMLDecodeError:
+            given = tomllib.loads(f"{key} = {json.dumps(value)}")
+        tree = _merged(tree, given)
+    return dict(tree)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        name: _merged(below[name], above[name])
+        for name in below.keys() & above.keys()
+        if isinstance(below[name], dict) and isinstance(above[name], dict)
+    }
+    return {**below, **above, **both}
 
 
 def commented(model: type[BaseModel], title: str, given: Mapping[str, Any] | None = None) -> str:

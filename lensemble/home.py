@@ -1,12 +1,15 @@
 """Laying out a daemon's directory: a commented configuration, a state directory, an identity."""
 
+import argparse
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lensemble import files, identity
+from lensemble.config import with_settings
 from lensemble.errors import ConfigError, StorageError
 from lensemble.identity import Identity
 from lensemble.state_dir import GROUP, IDENTITY_NAME
@@ -39,6 +42,42 @@ class System(msgspec.Struct, frozen=True):
         return {"state_dir": str(self.state), "ctl": {"socket": str(self.socket)}}
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A daemon to be laid out: ``system`` if it is that of this host.
+
+    ``settings`` are keys and values that are not at their default ("rounds.min_participants=2").
+    """
+
+    directory: Path
+    name: str
+    system: System | None = None
+    settings: tuple[str, ...] = ()
+
+    def given(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What its configuration says, ``more`` among it.
+
+        Raises:
+            ConfigError: a setting that names no key.
+        """
+        system = self.system.settings if self.system else {}
+        return with_settings({"name": self.name, **system, **more}, self.settings)
+
+
+def arguments(part: str) -> argparse.ArgumentParser:
+    """What every daemon's ``init`` takes, for ``asked``."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--system", action="store_const", const=System(part))
+    parser.add_argument("--set", action="append", default=[])
+    return parser
+
+
+def asked(options: argparse.Namespace) -> Asked:
+    """Of what ``arguments`` parsed."""
+    return Asked(options.directory, options.name, options.system, tuple(options.set))
+
+
 def lay_out(directory: Path, texts: dict[str, str], system: System | None = None) -> Identity:
     """Write ``texts`` (file name to content) into ``directory`` and draw an identity.
 
@@ -66,6 +105,18 @@ def lay_out(directory: Path, texts: dict[str, str], system: System | None = None
     for name, text in texts.items():
         files.write_durably(directory / name, text.encode(), CONFIG_MODE)
     return who
+
+
+def give_as(path: Path, like: Path) -> None:
+    """Give ``path`` to the owner of ``like``: root sets daemons up that run as other users.
+
+    Raises:
+        StorageError: the file system refuses.
+    """
+    with files.storage(path):
+        owner = like.stat()
+        if path.stat().st_uid != owner.st_uid:
+            shutil.chown(path, owner.st_uid, owner.st_gid)
 
 
 def _give(paths: tuple[Path, ...], user: str) -> None:

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from lensemble import home
 from lensemble.config import commented, load, validate
@@ -24,17 +23,10 @@ WORKLOAD_TITLE = (
 SHIPPED = {"outer": {"lr": 0.7, "momentum": 0.5}}
 
 
-def create(
-    directory: Path,
-    name: str,
-    workload: Path | None,
-    *,
-    trains: bool = True,
-    system: home.System | None = None,
-) -> dict[str, str]:
-    """Lay out ``directory``; without ``workload`` the default one is written into it.
+def create(asked: home.Asked, workload: Path | None, *, trains: bool = True) -> dict[str, str]:
+    """Lay out what is ``asked``; without ``workload`` the default one is written into it.
 
-    A federation that does not train has none.  With ``system`` it is the daemon of this host.
+    A federation that does not train has none.
 
     Returns:
         What was made: directory, config, workload (empty: none), node, socket.
@@ -43,19 +35,21 @@ def create(
         ConfigError: the directory has a configuration, or the name or the workload is not valid.
         StorageError: it cannot be written.
     """
-    given: dict[str, Any] = {"name": name, **(system.settings if system else {})}
+    directory = asked.directory
     texts: dict[str, str] = {}
+    more: dict[str, str] = {}
     made = str(workload or directory / WORKLOAD_NAME)
     if not trains:
-        given["workload"] = made = ""
+        more["workload"] = made = ""
     elif workload is None:
         texts[WORKLOAD_NAME] = commented(Workload, WORKLOAD_TITLE, SHIPPED)
     else:
         load(workload, Workload)
-        given["workload"] = str(workload.absolute())
+        more["workload"] = str(workload.absolute())
+    given = asked.given(more)
     config = validate(given, CoordinatorConfig, path=directory / CONFIG_NAME)
     texts[CONFIG_NAME] = commented(CoordinatorConfig, TITLE, given)
-    who = home.lay_out(directory, texts, system)
+    who = home.lay_out(directory, texts, asked.system)
     return {
         "directory": str(directory),
         "config": str(directory / CONFIG_NAME),
@@ -67,22 +61,13 @@ def create(
 
 def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--system", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[home.arguments("coord")])
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--workload", type=Path)
     what.add_argument("--no-training", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        made = create(
-            options.directory,
-            options.name,
-            options.workload,
-            trains=not options.no_training,
-            system=home.System("coord") if options.system else None,
-        )
+        made = create(home.asked(options), options.workload, trains=not options.no_training)
     except LensembleError as error:
         sys.stderr.write(f"Error: {error.message}\nTry: {error.remediation}\n")
         return EXIT_USAGE

@@ -123,10 +123,8 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def create(
-    directory: Path, name: str, data: Path | None, system: home.System | None = None
-) -> dict[str, str]:
-    """Lay out ``directory`` for a node that reads ``data``; with ``system`` for that of this host.
+def create(asked: home.Asked, data: Path | None) -> dict[str, str]:
+    """Lay out what is ``asked``, for a node that reads ``data``.
 
     Returns:
         What was made: directory, config, data, node, socket.
@@ -135,11 +133,10 @@ def create(
         ConfigError: the directory has a configuration, or the name is not valid.
         StorageError: it cannot be written.
     """
-    given: dict[str, Any] = {"name": name, **(system.settings if system else {})}
-    if data is not None:
-        given["data"] = {"path": str(data.absolute())}
+    directory = asked.directory
+    given = asked.given({} if data is None else {"data": {"path": str(data.absolute())}})
     config = validate(given, NodeConfig, path=directory / CONFIG_NAME)
-    who = home.lay_out(directory, {CONFIG_NAME: commented(NodeConfig, TITLE, given)}, system)
+    who = home.lay_out(directory, {CONFIG_NAME: commented(NodeConfig, TITLE, given)}, asked.system)
     return {
         "directory": str(directory),
         "config": str(directory / CONFIG_NAME),
@@ -160,6 +157,7 @@ def join(config_file: Path, text: str) -> dict[str, Any]:
     with files.storage(config.state_dir):
         files.make_directory(config.state_dir, home.STATE_MODE)
     save_membership(config.state_dir, invite.membership())
+    home.give_as(config.state_dir / MEMBERSHIP_NAME, config.state_dir)
     return {
         "coordinator": invite.coordinator,
         "addresses": list(invite.addresses),
@@ -173,10 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    init = verbs.add_parser("init")
-    init.add_argument("directory", type=Path)
-    init.add_argument("--name", required=True)
-    init.add_argument("--system", action="store_true")
+    init = verbs.add_parser("init", parents=[home.arguments("node")])
     data = init.add_mutually_exclusive_group()
     data.add_argument("--data", type=Path)
     data.add_argument("--no-data", action="store_true")
@@ -185,8 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verb == "init":
-            system = home.System("node") if options.system else None
-            made: dict[str, Any] = create(options.directory, options.name, options.data, system)
+            made: dict[str, Any] = create(home.asked(options), options.data)
             if options.no_data:
                 made["data"] = ""
         else:

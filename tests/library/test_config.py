@@ -18,6 +18,7 @@ from lensemble.config import (
     Section,
     commented,
     load,
+    with_settings,
 )
 from lensemble.errors import ConfigError
 
@@ -161,3 +162,20 @@ def test_any_toml_loads_or_is_refused(
     path.write_text("\n".join(lines))
     with contextlib.suppress(ConfigError):
         load(path, Outer)
+
+
+def test_settings_on_a_command_line_are_toml_or_stand_for_themselves() -> None:
+    below = {"name": "a", "rounds": {"min_participants": 3}}
+    words = ["name=lab 2", "rounds.allow_two_party=true", 'listen.addresses=["192.0.2.1:7707"]']
+    assert with_settings(below, words) == {
+        "name": "lab 2",
+        "rounds": {"min_participants": 3, "allow_two_party": True},
+        "listen": {"addresses": ["192.0.2.1:7707"]},
+    }
+    assert below["rounds"] == {"min_participants": 3}
+
+
+@pytest.mark.parametrize("word", ["name", "=3", "a b=3", "rounds.=2"])
+def test_a_setting_that_names_no_key_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(repr(word))):
+        with_settings({}, [word])

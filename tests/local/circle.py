@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from lensemble import identity
 from lensemble.config import load, validate
 from lensemble.ctl import replies
+from lensemble.home import Asked
 from lensemble.identity import Identity
 from lensemble.ids import NodeId
 from lensemble.ticket import Membership
@@ -40,7 +41,7 @@ class Circle:
 
     async def start(self, count: int, **membership: object) -> None:
         """The coordinator and ``count`` nodes, all of whom know each other."""
-        made = coord_home.create(self._folder / HUB, HUB, None, trains=False)
+        made = coord_home.create(Asked(self._folder / HUB, HUB), None, trains=False)
         config = load(Path(made["config"]), CoordinatorConfig)
         section = config.membership.model_copy(update=membership)
         config = config.model_copy(update={"membership": section})

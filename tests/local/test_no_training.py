@@ -8,6 +8,7 @@ import trio
 from lensemble import identity
 from lensemble.config import load, validate
 from lensemble.errors import OperatorError
+from lensemble.home import Asked
 from lensemble.ticket import Membership
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble_coord import daemon as coord_daemon
@@ -20,7 +21,7 @@ from lensemble_node.stage_process import Engine
 
 
 def coordinator(directory: Path) -> CoordinatorConfig:
-    made = coord_home.create(directory, "lab", None, trains=False)
+    made = coord_home.create(Asked(directory, "lab"), None, trains=False)
     assert made["workload"] == ""
     assert not (directory / "workload.toml").exists()
     return load(Path(made["config"]), CoordinatorConfig)

@@ -17,6 +17,7 @@ from pathlib import Path
 SYSTEMD = Path("/lib/systemd/systemd")
 ROOM = Path(__file__).parents[2]
 TARGETS = ("sysinit", "basic", "multi-user", "network-online", "time-sync", "shutdown", "umount")
+UNITS = tuple(sorted((ROOM / "systemd").glob("*.service")))
 START_S = 30.0
 COMMAND_S = 120.0
 WATCHDOG_S = 4
@@ -94,8 +95,10 @@ class Host:
 
 
 @contextmanager
-def booted(directory: Path) -> Iterator[Host]:
+def booted(directory: Path, *, apart: bool = False) -> Iterator[Host]:
     """A running host; everything in it ends with the block.
+
+    Its network is this process's, or with ``apart`` one of its own, which holds nothing yet.
 
     Raises:
         AssertionError: it did not come up; with what it said.
@@ -109,7 +112,8 @@ def booted(directory: Path) -> Iterator[Host]:
         "SYSTEMD": str(SYSTEMD),
         "container": "lensemble-test",
     }
-    flags = ("--fork", "--pid", "--mount", "--ipc", "--uts", "--cgroup", "--mount-proc")
+    flags = ["--fork", "--pid", "--mount", "--ipc", "--uts", "--cgroup", "--mount-proc"]
+    flags += ["--net"] if apart else []
     with log.open("wb") as out:
         outer = subprocess.Popen(
             (unshare, *flags, "--kill-child", "sh", "-c", BOOT),
@@ -147,17 +151,36 @@ def _inner(outer: "subprocess.Popen[bytes]", log: Path) -> int:
     raise AssertionError(f"the host did not begin:\n{log.read_text(errors='replace')}")
 
 
-def install(host: Host, units: tuple[Path, ...], **programs: str) -> None:
-    """Put the units, and programs that run modules of this tree, where a package would.
+def connect(first: Host, second: Host, addresses: tuple[str, str]) -> None:
+    """A wire between two hosts with networks of their own, and an address of each on it."""
+    ends = ("wire-1", "wire-2")
+    made = ("link", "add", "name", ends[0], "type", "veth", "peer", "name", ends[1])
+    subprocess.run(("ip", *made), check=True)
+    for host, end, address in zip((first, second), ends, addresses, strict=True):
+        subprocess.run(("ip", "link", "set", end, "netns", str(host.pid)), check=True)
+        host.run("ip", "address", "add", f"{address}/24", "dev", end)
+        for each in ("lo", end):
+            host.run("ip", "link", "set", each, "up")
+
+
+PROGRAMS = {
+    "lensemble-coord": "lensemble_coord",
+    "lensemble-node": "lensemble_node",
+    "lensemblectl": "lensemblectl.app",
+}
+
+
+def install(host: Host) -> None:
+    """Put the units, and programs that run this tree, where ``make install-system`` would.
 
     Homes are hidden from the daemons; this tree and its interpreter may lie in one.
     """
-    for name, module in programs.items():
-        path = f"/opt/lensemble/bin/{name.replace('_', '-')}"
-        host.write(path, f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n', "755")
+    for name, module in PROGRAMS.items():
+        text = f'#!/bin/sh\nexec {sys.executable} -P -m {module} "$@"\n'
+        host.write(f"/opt/lensemble/bin/{name}", text, "755")
     host.run("make", "--silent", "-C", str(ROOM), "install-units")
     seen = f"ProtectHome=tmpfs\nBindReadOnlyPaths={ROOM} {sys.base_prefix} {sys.prefix}\n"
-    for unit in units:
+    for unit in UNITS:
         said = "".join(
             f"Standard{end}=append:/run/{unit.stem}.log\n" for end in ("Output", "Error")
         )

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.host import ROOM, Host, booted, install, refusal
+from tests.systemd.host import UNITS, Host, booted, install, refusal
 from tests.tiny_gguf import write_tiny
 
-UNITS = tuple(sorted((ROOM / "systemd").glob("*.service")))
 MOST_EXPOSED = 4.0
 WITHIN_S = 40.0
 COORD, NODE = "/etc/lensemble/coord", "/etc/lensemble/node"
@@ -41,13 +40,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         pytest.skip(reason)
     place = tmp_path_factory.mktemp("host")
     with booted(place) as host:
-        install(
-            host,
-            UNITS,
-            lensemble_coord="lensemble_coord",
-            lensemble_node="lensemble_node",
-            lensemblectl="lensemblectl.app",
-        )
+        install(host)
         arm = ("--out", "/srv", "--nodes", "1", "--episodes", "8", "--engine", "numpy")
         host.run(sys.executable, "-m", "lensemble_local.arm", *arm)
         host.put(write_tiny(place / "tiny.gguf"), "/srv/tiny.gguf")

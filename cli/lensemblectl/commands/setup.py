@@ -28,6 +28,15 @@ SystemDaemon = Annotated[
     ),
 ]
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting that is not at its default, such as rounds.min_participants=2; repeatable.",
+    ),
+]
+
 init = typer.Typer(no_args_is_help=True, help="Make the directory of a new daemon.")
 
 
@@ -42,6 +51,7 @@ def init_coord(
         bool, typer.Option("--no-training", help="Only run models that nodes share; no workload.")
     ] = False,
     system: SystemDaemon = False,
+    settings: Settings = None,
     json: Json = False,
 ) -> None:
     """Write a commented coord.toml and a workload.toml, and draw an identity.
@@ -52,6 +62,7 @@ def init_coord(
     asked += ["--workload", str(workload)] if workload else []
     asked += ["--no-training"] if no_training else []
     asked += ["--system"] if system else []
+    asked += [word for each in settings or () for word in ("--set", each)]
     made = programs.ask("lensemble_coord.home", asked)
     edit = " and ".join(made[part] for part in ("config", "workload") if made[part])
     _tell_made(
@@ -70,6 +81,7 @@ def init_node(
         bool, typer.Option("--no-data", help="It only computes stages of models.")
     ] = False,
     system: SystemDaemon = False,
+    settings: Settings = None,
     json: Json = False,
 ) -> None:
     """Write a commented node.toml, and draw an identity.
@@ -80,6 +92,7 @@ def init_node(
     asked += ["--data", str(data)] if data else []
     asked += ["--no-data"] if no_data else []
     asked += ["--system"] if system else []
+    asked += [word for each in settings or () for word in ("--set", each)]
     made = programs.ask("lensemble_node.home", asked)
     _tell_made(
         made,
