@@ -663,8 +663,8 @@ class Rounds:
     async def _close_spooled(self, spooled: list[SpoolFile]) -> None:
         """Close the updates of a finished attempt once no thread reads them."""
         async with self._spool_in_use:
-            for update in spooled:
-                update.close()
+            # In a thread: to free a memory file of a model takes longer than the loop may stand.
+            await trio.to_thread.run_sync(_close_all, spooled)
 
     async def _finish_run(self, action: outer_round.FinishRun) -> None:
         run = self.store.run
@@ -720,3 +720,8 @@ class Rounds:
     def news_since(self, number: int) -> list[News]:
         """What was published from ``number`` on, as far as it is remembered; see ``published``."""
         return [news for at, news in self.news if at >= number]
+
+
+def _close_all(spooled: list[SpoolFile]) -> None:
+    for update in spooled:
+        update.close()

@@ -134,12 +134,12 @@ class Spool:
     @property
     def memory_bytes(self) -> int:
         """Reserved by the open spools in memory."""
-        return sum(each.total_bytes for each in self._open if each.in_memory)
+        return sum(each.total_bytes for each in tuple(self._open) if each.in_memory)
 
     @property
     def disk_bytes(self) -> int:
         """Reserved by the open spools on disk."""
-        return sum(each.total_bytes for each in self._open if not each.in_memory)
+        return sum(each.total_bytes for each in tuple(self._open) if not each.in_memory)
 
     def open(self, participant: NodeId, total_bytes: int) -> SpoolFile:
         """A spool for the update of ``participant``.

@@ -289,8 +289,8 @@ class Store:
         plan, peaks, square = self.plan, aggregate.Peaks(self.plan), 0.0
         stored = self.directory.sum(field_sum)
         for first, count, raw in aggregate.sum_parts(stored, plan, PIECE_WORDS):
-            mean = step.planned_mean(plan, first, raw, count).astype(np.float64)
-            square += float(np.sum(mean * mean))
+            mean = step.planned_mean(plan, first, raw, count)
+            square += float(np.sum(np.square(mean, out=mean), dtype=np.float64))
         start = 0
         for piece in aggregate.sum_pieces(stored, plan):
             peaks.include(start, np.frombuffer(piece, dtype=np.uint32))
