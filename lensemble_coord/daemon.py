@@ -163,7 +163,7 @@ async def serve(
                 )
                 answers.observer.refused_by_socket = counts.refused
                 surfaces = await nursery.start(
-                    door.serve, config, Parts(answers.observer, rounds, orchestrator)
+                    door.serve, config, Parts(answers.observer, rounds, orchestrator, circle)
                 )
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
                 serving = Serving(

@@ -34,6 +34,7 @@ RUN_STATES = (
     "planned", "provisioning", "opening", "probing", "provisioned", "running", "replacing",
     "draining", "faulted", "tearing down",
 )  # fmt: skip
+MEMBER_STATES = ("alive", "suspect", "dead", "left")
 Requests = Callable[[], Mapping[tuple[str, int], int]]
 """HTTP requests answered so far, by path and status."""
 
@@ -77,6 +78,7 @@ class Figures:
             *of_daemon("coordinator", status.uptime_s, self._lag),
             *self._of_rounds(status),
             *_of_nodes(status),
+            *_of_members(self._parts.circle.listing(status.name)),
             *_of_machine(status),
             *self._of_models(),
         ]
@@ -192,6 +194,25 @@ def _of_nodes(status: replies.CoordinatorStatus) -> Iterator[Metric]:
         Name("edge_bytes", "Over the edges of the sessions there are.", ("node", "direction")),
         {labels: float(count) for labels, count in moved.items()},
     )
+
+
+def _of_members(listing: replies.MemberList) -> Iterator[Metric]:
+    states = Counter(each.state for each in listing.members)
+    counted = {(state,): float(states[state]) for state in MEMBER_STATES}
+    yield gauge(Name("members", "Nodes and coordinator, by who lives.", ("state",)), counted)
+    # Two members may have one name: the worse of them is told.
+    alive: dict[tuple[str], float | None] = {}
+    flaps: Counter[tuple[str]] = Counter()
+    for each in listing.members:
+        alive[each.name,] = min(alive.get((each.name,), 1.0) or 0.0, float(each.state == "alive"))
+        flaps[each.name,] += each.flaps
+    yield gauge(Name("member_alive", "1 for a member that is alive.", ("node",)), alive)
+    again = "Times that a member was suspected or dead, and then alive in the same life."
+    yield counter(
+        Name("member_flaps", again, ("node",)), {node: float(n) for node, n in flaps.items()}
+    )
+    doubt = "How much this member doubts itself: 0 is well, 8 the most."
+    yield one(Name("member_health", doubt), listing.health)
 
 
 def _of_machine(status: replies.CoordinatorStatus) -> Iterator[Metric]:

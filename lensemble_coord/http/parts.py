@@ -3,6 +3,7 @@
 import msgspec
 
 from lensemble_coord.inference.orchestrator import Orchestrator
+from lensemble_coord.members import Members
 from lensemble_coord.training.coordinator import Rounds
 from lensemble_coord.training.status import Observer
 
@@ -13,3 +14,4 @@ class Parts(msgspec.Struct, frozen=True):
     observer: Observer
     rounds: Rounds
     orchestrator: Orchestrator
+    circle: Members

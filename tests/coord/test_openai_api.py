@@ -423,6 +423,10 @@ async def test_figures_agree_with_status(tmp_path: Path) -> None:
         assert told["lensemble_inference_first_token_seconds_count", ()] == 3
         assert told["lensemble_inference_trip_seconds_count", ()] == 16
         assert told["lensemble_participants", (("state", "connected"),)] == 2
+        listed = here.here.coordinator.serving.members.listing("")
+        for state in ("alive", "suspect", "dead", "left"):
+            count = sum(each.state == state for each in listed.members)
+            assert told["lensemble_members", (("state", state),)] == count
         for edge in seen.edges:
             labels = (("direction", edge.direction), ("node", edge.peer))
             assert told["lensemble_edge_bytes_total", labels] == edge.bytes
