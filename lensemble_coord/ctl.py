@@ -50,6 +50,7 @@ class Answers:
         self._store = store
         self._driver = driver
         self._rounds = rounds
+        self._reception = reception
         self.observer = Observer(config, store, driver, rounds, reception)
 
     @property
@@ -85,6 +86,8 @@ class Answers:
                 yield await self._round(request.index)
             case requests.Invite():
                 yield await self._invite(request)
+            case requests.Revoke():
+                yield await self._revoke(request)
             case requests.Checkpoints():
                 yield await trio.to_thread.run_sync(self.observer.checkpoints)
             case requests.CheckpointExport():
@@ -102,6 +105,16 @@ class Answers:
             if not request.watch:
                 return
             await _pause(changed, request.interval_s)
+
+    async def _revoke(self, request: requests.Revoke) -> replies.Done:
+        node = self._store.find(request.node)
+        name = self._store.name(node)
+        if request.undo:
+            taken = await self._reception.revocations.remove(node)
+            said = "may join again" if taken else "was not revoked"
+            return replies.Done(message=f"{name} {said}")
+        await self._reception.revoke(node, request.reason)
+        return replies.Done(message=f"{name} ({node[:12]}) is revoked; its past updates stay")
 
     # ---- runs ----
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 import trio
 
 from lensemble.ctl import replies, requests
-from lensemble.errors import OperatorError
 from lensemble.ids import NodeId
 from lensemble_coord.drains import Drains
 from lensemble_coord.inference.orchestrator import Orchestrator
@@ -47,7 +46,7 @@ class Draining:
             OperatorError: no such node.
             StorageError: it cannot be made durable; then nothing has changed.
         """
-        node = self._find(request.node)
+        node = self._store.find(request.node)
         if request.undo:
             await self._drains.remove(node)
             await self._rounds.hear(outer_round.MemberRests(node, resting=False))
@@ -77,18 +76,3 @@ class Draining:
 
     def _in_round(self, node: NodeId) -> bool:
         return node in outer_round.participants(self._rounds.state)
-
-    def _find(self, wanted: str) -> NodeId:
-        members = self._store.members()
-        for found in (
-            [node for node, name in members.items() if name == wanted],
-            [node for node in members if node.startswith(wanted)],
-        ):
-            if len(found) == 1:
-                return found[0]
-            if found:
-                ids = ", ".join(sorted(node[:12] for node in found)[:4])
-                raise OperatorError(f"{wanted!r} is {len(found)} nodes: {ids}", "Give more of it.")
-        raise OperatorError(
-            f"no node {wanted!r} has ever joined", "List them with `lensemblectl status`."
-        )

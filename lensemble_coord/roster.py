@@ -29,6 +29,8 @@ class Known(msgspec.Struct, frozen=True):
     here: frozenset[NodeId]
     max_participants: int
     now: float
+    revoked: str | None = None
+    """Why this node was revoked, if it was."""
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):
@@ -53,12 +55,20 @@ def invite_hash(secret: bytes) -> str:
 
 
 def decide(node: NodeId, join: Join, known: Known) -> Decision:
-    """Admit ``node`` by allow-list, by an earlier admission, or by a valid invite."""
+    """Admit ``node``, unless revoked, by allow-list, earlier admission or a valid invite."""
     if join.federation is not None and join.federation != known.federation:
         return Denied(
             "other_federation",
             f"the node belongs to federation {join.federation}, this is {known.federation}",
             "Join with a new ticket, or point the node at its own coordinator.",
+            final=True,
+        )
+    if known.revoked is not None:
+        return Denied(
+            "revoked",
+            f"node {node} was revoked: {known.revoked}",
+            "Ask the coordinator's operator; with a key of its own (`lensemblectl rotate-key`) and "
+            "a ticket a node is another one.",
             final=True,
         )
     if node not in known.here and len(known.here) >= known.max_participants:

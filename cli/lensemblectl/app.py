@@ -18,6 +18,7 @@ from lensemblectl.commands import (
     data,
     doctor,
     draining,
+    keys,
     members,
     model_runs,
     placing,
@@ -73,6 +74,8 @@ app.add_typer(setup.init, name="init", rich_help_panel=START)
 app.command("invite", rich_help_panel=START)(setup.invite)
 app.command("join", rich_help_panel=START)(setup.join)
 app.command("leave", rich_help_panel=START)(setup.leave)
+app.command("revoke", rich_help_panel=START)(keys.revoke)
+app.command("rotate-key", rich_help_panel=START)(keys.rotate_key)
 app.command("run", rich_help_panel=WORK)(run.run)
 app.command("abort", rich_help_panel=WORK)(run.abort)
 app.command("drain", rich_help_panel=WORK)(draining.drain)

@@ -234,6 +234,16 @@ class Drain(_Request, frozen=True, kw_only=True, tag=True):
     reason: Sentence = "drained by the operator"
 
 
+class Revoke(_Request, frozen=True, kw_only=True, tag=True):
+    """Admit a node no more, and end its session.  Answered by ``Done``."""
+
+    node: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Its name, or the beginning of its id."""
+
+    undo: bool = False
+    reason: Sentence = "revoked by the operator"
+
+
 OfModels: TypeAlias = (
     PlanModel | ProvisionModel | Prompt | ModelRuns | InspectRun | StopRun | TeardownRun
 )
@@ -253,5 +263,6 @@ Request: TypeAlias = (
     | Join
     | Leave
     | Drain
+    | Revoke
     | OfModels
 )

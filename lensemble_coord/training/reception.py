@@ -17,6 +17,7 @@ from lensemble.wire import codec, fence, messages
 from lensemble_coord import roster
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.peers import Peer, Peers, Reach
+from lensemble_coord.revocations import Revocations
 from lensemble_coord.training import outer_round, session
 from lensemble_coord.training.coordinator import Rounds
 from lensemble_coord.training.journal import Journal
@@ -51,6 +52,7 @@ class Reception:
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.departed: dict[NodeId, Departure] = {}
+        self.revocations = Revocations(config.state_dir)
         self._config = config
         self._store = store
         self._driver = driver
@@ -92,6 +94,17 @@ class Reception:
                     await link.close(f"{MAX_KNOCKING} nodes are knocking already")
                 else:
                     nursery.start_soon(self._attend, link)
+
+    async def revoke(self, node: NodeId, reason: str) -> None:
+        """Admit ``node`` no more, and end its session if it is here.
+
+        Raises:
+            OperatorError, StorageError: see ``NodeList.add``; then nothing has changed.
+        """
+        await self.revocations.add(node, reason)
+        self._journal.note("peer.revoked", warn=True, node=node, reason=reason)
+        if (here := self._rounds.sessions.get(node)) is not None:
+            here.part("revoked", f"revoked: {reason}")
 
     async def _attend(self, link: Link) -> None:
         self._knocking += 1
@@ -140,6 +153,7 @@ class Reception:
                 here=frozenset(self._rounds.sessions),
                 max_participants=self._config.rounds.max_participants,
                 now=unix_now(),
+                revoked=self.revocations.nodes.get(link.peer),
             ),
         )
         if isinstance(decision, roster.Denied):

@@ -270,6 +270,10 @@ class Session:
                 return
             reached("message.sent", type(message).__name__)
 
+    def part(self, code: str, reason: str) -> None:
+        """End the session because the coordinator's operator wants it."""
+        self._cut_off(code, reason)
+
     def _cut_off(self, code: str, reason: str) -> None:
         """End the session, whatever it waits for."""
         self.refused[code] += 1

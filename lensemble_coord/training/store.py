@@ -18,7 +18,7 @@ import numpy as np
 
 from lensemble import checkpoint, seeds, workload
 from lensemble.checkpoint import Checkpoint, Lineage
-from lensemble.errors import ConfigError, LedgerIntegrityError, StorageError
+from lensemble.errors import ConfigError, LedgerIntegrityError, OperatorError, StorageError
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.logs import logger
 from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
@@ -385,6 +385,26 @@ class Store:
     def members(self) -> dict[NodeId, str]:
         """The names of all nodes that were ever admitted."""
         return {node: member.name for node, member in self._members.items()}
+
+    def find(self, wanted: str) -> NodeId:
+        """The member that is called ``wanted``, or whose id begins with it.
+
+        Raises:
+            OperatorError: none, or more than one.
+        """
+        members = self.members()
+        for found in (
+            [node for node, name in members.items() if name == wanted],
+            [node for node in members if node.startswith(wanted)],
+        ):
+            if len(found) == 1:
+                return found[0]
+            if found:
+                ids = ", ".join(sorted(node[:12] for node in found)[:4])
+                raise OperatorError(f"{wanted!r} is {len(found)} nodes: {ids}", "Give more of it.")
+        raise OperatorError(
+            f"no node {wanted!r} has ever joined", "List them with `lensemblectl status`."
+        )
 
     def admitted_before(self, node: NodeId) -> bool:
         return node in self._members
