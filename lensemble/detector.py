@@ -40,6 +40,7 @@ class Detector:
         carry: Callable[[NodeId, Message], None],
         report: Callable[[Changed], None],
     ) -> None:
+        self.node = me.node
         self.profile = profile
         self._machine = Membership(me.node, me.boot, profile, me.seed)
         self._carry = carry
@@ -99,6 +100,7 @@ class Detector:
         """All that is known, without the paths; ``name`` is this daemon's."""
         return replies.MemberList(
             name=name,
+            node=self.node,
             profile=self.profile.name,
             interval_s=self.profile.interval_s,
             incarnation=self._machine.incarnation,

@@ -218,7 +218,7 @@ class Members:
         self._send(to, letters.seal(membership.encode(message)))
 
     def _pass_on(self, sender: NodeId, to: NodeId, message: bytes) -> None:
-        if to not in self._circle or to not in self._peers.here:
+        if to not in self._circle:
             self.refused["note_to_stranger"] += 1
         elif not self._postage.admits(sender, trio.current_time()):
             self.refused["note_too_often"] += 1

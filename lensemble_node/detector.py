@@ -33,6 +33,9 @@ from lensemble_node.peer_links import PeerLinks
 MAX_CIRCLES = 4
 """Lists of members that wait to be begun; a newer one ends the one before it."""
 
+GONE = frozenset({"dead", "left"})
+"""States of members that no path leads to."""
+
 Members: TypeAlias = dict[NodeId, circle.Acquaintance]
 
 
@@ -115,7 +118,7 @@ class NodeDetector:
         rows = tuple(
             msgspec.structs.replace(
                 row,
-                path=self._path(here, NodeId(row.node)),
+                path=self._path(here, NodeId(row.node)) if row.state not in GONE else "none",
                 coordinator=row.node == here.coordinator,
             )
             for row in made.members

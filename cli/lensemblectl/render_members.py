@@ -35,7 +35,7 @@ def table(reply: replies.MemberList) -> list[RenderableType]:
     troubled = [each for each in reply.members if each.state in {"suspect", "dead"}]
     if troubled:
         parts.append(Text())
-    parts += [Text(words.member_line(each, reply.members), "yellow") for each in troubled]
+    parts += [Text(words.member_line(each, reply), "yellow") for each in troubled]
     if reply.refused:
         parts.append(Text(f"refused: {words.counts(reply.refused)}", "dim"))
     return parts

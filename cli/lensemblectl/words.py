@@ -87,12 +87,13 @@ def members_line(reply: replies.MemberList) -> str:
     )
 
 
-def member_line(member: replies.MemberStatus, among: tuple[replies.MemberStatus, ...]) -> str:
+def member_line(member: replies.MemberStatus, seen: replies.MemberList) -> str:
     """``b is suspect for 4.2 s: no answer to probes of c``."""
     why = member.reason
-    for each in among:
-        if each.name:
-            why = why.replace(each.node[:SHORT_HEX_IN_REASONS], each.name)
+    known = [(seen.node, seen.name), *((each.node, each.name) for each in seen.members)]
+    for node, name in known:
+        if node and name:
+            why = why.replace(node[:SHORT_HEX_IN_REASONS], name)
     line = f"{member.name or short(member.node)} is {member.state} for {duration(member.since_s)}"
     return f"{line}: {why}" if why else line
 

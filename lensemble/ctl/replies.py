@@ -456,6 +456,8 @@ class MemberList(_Fact, frozen=True, kw_only=True, tag=True):
     """
 
     name: str
+    """Of the one that answers, and ``node`` its identity."""
+    node: str = ""
     profile: str = ""
     """Empty of a node that has joined no federation yet."""
     interval_s: float = 0.0

@@ -86,9 +86,34 @@ REFUSALS = {
     ),
     requests.Round: OperatorError("there is no round 9", "See `lensemblectl rounds`."),
 }
+MEMBERS = replies.MemberList(
+    name="lab",
+    node="c0" * 32,
+    profile="wan",
+    interval_s=2.0,
+    incarnation=3,
+    health=1,
+    members=(
+        replies.MemberStatus(
+            name="node-a", node="a0" * 32, state="alive", since_s=4000.0, incarnation=2,
+            rtt_ms=12.4, path="direct", heard_s=0.5,
+        ),
+        replies.MemberStatus(
+            name="a-node-with-a-long-name", node="b0" * 32, state="suspect", since_s=4.2,
+            incarnation=12, rtt_ms=1450.0, path="relayed", heard_s=9.0, flaps=3,
+            reason=f"no answer to probes of {'a0' * 5}, nor of {'c0' * 5}",
+        ),
+        replies.MemberStatus(
+            name="node-c", node="d0" * 32, state="left", since_s=90_000.0, incarnation=1,
+            path="none", reason="left by itself",
+        ),
+    ),
+    refused={"note": 2},
+)  # fmt: skip
 FIXED: dict[type, replies.Reply] = {
     requests.Round: DETAIL,
     requests.Rounds: replies.RoundList(rounds=(SUMMARY,) * 3),
+    requests.Members: MEMBERS,
     requests.Invite: replies.Invited(ticket="lensemble1:abc", uses=1, expires_in_s=86_400),
     requests.Checkpoints: replies.CheckpointList(checkpoints=(_checkpoint(),)),
     requests.CheckpointExport: replies.CheckpointLocation(checkpoint=_checkpoint()),

@@ -111,6 +111,7 @@ def test_status_finds_the_daemon_of_the_directory(daemon: Path) -> None:
     "verb",
     [
         ["status"],
+        ["members"],
         ["budget"],
         ["privacy", "plan", "--rounds", "3"],
         ["rounds"],
@@ -137,6 +138,7 @@ def test_every_verb_speaks_json(here: Here, verb: list[str]) -> None:
     [
         (["rounds"], "9c12ab349c12"),
         (["status"], "4.377"),
+        (["members"], "is suspect for 4.2 s: no answer to probes of node-a, nor of lab"),
         (["budget"], "arm-berlin: epsilon 4.377 spent, as it reports"),
         (["privacy", "plan", "--rounds", "100", "--epsilon", "8"], "need sigma 6.01"),
         (["round", "3"], "left out: cell-9: no update before the collect timeout"),

@@ -4,10 +4,10 @@ from io import StringIO
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from lensemble.ctl import replies
-from lensemblectl import render
+from lensemblectl import render, render_members
 from tests.ctl import scripted
 
 NODE = replies.NodeStatus(
@@ -144,3 +144,21 @@ def test_numbers_of_a_wide_table_are_whole_and_texts_are_broken(width: int) -> N
     assert {"RUN", "TOKENS", "7209f9a40965bb09", "123456"} <= set(words)
     assert words.count("killed") == 20
     assert max(map(len, page.getvalue().splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_members_are_told_whole_at_80_columns(width: int) -> None:
+    text = printed(Group(*render_members.table(scripted.MEMBERS)), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    head = "lab sees 1 of 3 others alive; it probes one every 2 s (wan); it doubts itself (1 of 8)"
+    assert head in text.replace("\n", " ")
+    for part in ["a0" * 6, "suspect", "67min", "1450 ms", "relayed", "FLAPS", "25h"]:
+        assert part in text
+    assert any(line.startswith("a-node-with-a-long-") for line in text.splitlines())
+
+
+def test_who_knows_no_members_says_so() -> None:
+    (only,) = render_members.table(replies.MemberList(name="arm-1"))
+    assert "arm-1 has joined no federation" in printed(only, 80)
+    alone = replies.MemberList(name="lab", profile="lan", interval_s=1.0)
+    assert "no other member yet" in printed(Group(*render_members.table(alone)), 80)

@@ -72,4 +72,4 @@ def _lines(answers: Iterator[replies.Reply]) -> None:
         for each in reply.members:
             if said.get(each.node) != each.state:
                 said[each.node] = each.state
-                say(member_line(each, reply.members))
+                say(member_line(each, reply))
