@@ -9,7 +9,7 @@ import trio
 from lensemble.ctl import replies, requests
 from lensemble.errors import OperatorError
 from lensemble.stage_chunk import Sampling
-from lensemble_coord.inference import run_status, staging
+from lensemble_coord.inference import run_status, staging, trace
 from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.orchestrator import Orchestrator
 from lensemble_coord.inference.request import Answer, Pause, Token
@@ -44,6 +44,8 @@ class ModelAnswers:
                 live = map(run_status.run, self._orchestrator.runs.values())
                 waiting, over = self._orchestrator.waiting(), self._orchestrator.over
                 yield replies.ModelRunList(runs=(*live, *waiting, *over))
+            case requests.TraceRun():
+                yield await trace.trace(self._orchestrator.find(request.run), request.last)
             case requests.InspectRun():
                 yield await self._inspect(request.run)
             case requests.StopRun() | requests.TeardownRun():
@@ -63,10 +65,7 @@ class ModelAnswers:
         run = self._orchestrator.look(request.run)
         if isinstance(run, replies.ModelRunStatus):
             return run if run.outcome else await self._orchestrator.give_up(run, request.reason)
-        if isinstance(request, requests.StopRun):
-            run.stop(request.reason)
-        else:
-            run.drain(request.reason)
+        await self._orchestrator.end(run, request)
         while not run.over:
             await run.changed.wait()
         return run_status.run(run)

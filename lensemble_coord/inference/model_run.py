@@ -7,6 +7,7 @@ import msgspec
 import trio
 
 from lensemble.actor import run_machine
+from lensemble.ctl.replies import Replacement
 from lensemble.errors import LensembleError, OperatorError, QueueFull
 from lensemble.ids import NodeId
 from lensemble.logs import logger
@@ -41,7 +42,7 @@ class Terms(msgspec.Struct, frozen=True):
     """What a run is: its id, its model, its first plan, and what it does when a stage is lost.
 
     ``ground`` is where it stands before its first plan here; its epoch is that of the last plan
-    that an earlier process carried out.
+    that an earlier process carried out; ``before`` is what that one told of its plans.
     """
 
     run: str
@@ -51,6 +52,7 @@ class Terms(msgspec.Struct, frozen=True):
     rules: staging.Rules
     replan: Replan
     keep: Keep
+    before: tuple[Replacement, ...] = ()
 
 
 class Left(msgspec.Struct):
@@ -77,6 +79,7 @@ class ModelRun:
         self.run = terms.run
         self.model = terms.model
         self.rules = terms.ground.rules
+        self.before = terms.before
         self.since = trio.current_time()
         self.ended_at: float | None = None
         self.changed = trio.Event()
@@ -180,8 +183,7 @@ class ModelRun:
 
     def drain(self, reason: str) -> None:
         """End the run once its requests have ended."""
-        said = reason or "torn down by the operator"
-        self._hear(survival.DrainAsked(said, len(self.requests)))
+        self._hear(survival.DrainAsked(reason, len(self.requests)))
 
     def leave(self, node: NodeId, reason: str) -> None:
         """Plan again without ``node``, with which nothing is wrong."""

@@ -12,7 +12,8 @@ from functools import partial
 import msgspec
 import trio
 
-from lensemble.ctl.replies import ModelRunStatus
+from lensemble.ctl.replies import ModelRunStatus, Replacement
+from lensemble.ctl.requests import StopRun, TeardownRun
 from lensemble.errors import LensembleError, OperatorError, StorageError
 from lensemble.ids import NodeId
 from lensemble.logs import logger
@@ -174,7 +175,12 @@ class Orchestrator:
         return self._start(secrets.token_hex(8), chosen, plan, ground)
 
     def _start(
-        self, run: str, chosen: Chosen, plan: placement.Plan, ground: survival.Ground
+        self,
+        run: str,
+        chosen: Chosen,
+        plan: placement.Plan,
+        ground: survival.Ground,
+        before: tuple[Replacement, ...] = (),
     ) -> ModelRun:
         terms = Terms(
             run=run,
@@ -184,6 +190,7 @@ class Orchestrator:
             rules=self._rules,
             replan=partial(self._place, chosen.wish, chosen.model),
             keep=partial(self._keep, chosen.wish),
+            before=before,
         )
         made = self.runs[run] = ModelRun(terms, self.around)
         self.chosen[run] = chosen
@@ -202,8 +209,23 @@ class Orchestrator:
 
     async def _keep(self, wish: Wish, run: ModelRun) -> None:
         await trio.to_thread.run_sync(self._rows.write, self._row(wish, run))
+        for node in run.wiring.nodes:
+            # It was drained while this plan was made.
+            if run.rules.replaces and (why := self.drains.why(node)):
+                run.leave(node, why)
 
-    def _row(self, wish: Wish, run: ModelRun) -> RunRow:
+    async def end(self, run: ModelRun, request: StopRun | TeardownRun) -> None:
+        """Stop or tear down ``run``; a restart meanwhile does not bring it back."""
+        reason = request.reason or "ended by the operator"
+        chosen = self.chosen.get(run.run)
+        if chosen is not None:
+            await self._write(self._row(chosen.wish, run, reason))
+        if isinstance(request, StopRun):
+            run.stop(reason)
+        else:
+            run.drain(reason)
+
+    def _row(self, wish: Wish, run: ModelRun, ending: str = "") -> RunRow:
         ground = run.course.ground
         return RunRow(
             run=run.run,
@@ -214,6 +236,7 @@ class Orchestrator:
             dropped=ground.dropped,
             replaced=ground.replaced,
             over=run.over,
+            ending=ending or ground.draining,
         )
 
     async def _write(self, row: RunRow) -> None:
@@ -234,6 +257,8 @@ class Orchestrator:
         for row in await trio.to_thread.run_sync(self._rows.load):
             if row.over:
                 self._bury(row.status)
+            elif row.ending:
+                await self._end_row(stopped(row, row.ending))
             elif row.wish.replaces:
                 self.reviving[row.run] = Revival(row)
                 self._nursery.start_soon(self._revive, self.reviving[row.run])
@@ -269,7 +294,7 @@ class Orchestrator:
             return
         del self.reviving[row.run]
         revival.over.set()
-        self._start(row.run, chosen, plan, revival.ground)
+        self._start(row.run, chosen, plan, revival.ground, revival.before)
 
     async def give_up(self, waiting: ModelRunStatus, reason: str) -> ModelRunStatus:
         """End a run that waits for its nodes; how it ended."""

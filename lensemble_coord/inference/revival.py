@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
-from lensemble.ctl.replies import FaultStatus, ModelRunStatus
+from lensemble.ctl.replies import FaultStatus, ModelRunStatus, Replacement
 from lensemble.errors import PlanInfeasible
 from lensemble.ids import NodeId
 from lensemble_coord.inference import survival
@@ -39,6 +39,12 @@ class Revival:
         row = self.row
         rules = survival.Rules(row.wish.replaces, row.wish.most)
         return survival.Ground(rules, epoch=row.epoch, dropped=row.dropped, replaced=row.replaced)
+
+    @property
+    def before(self) -> tuple[Replacement, ...]:
+        """What is told of the plans before."""
+        last = Replacement(run_epoch=self.row.epoch, reason="the coordinator restarted")
+        return (*self.row.status.replacements, last)
 
     def stop(self, reason: str) -> None:
         """Wait no longer."""

@@ -39,6 +39,7 @@ class RunRow(msgspec.Struct, frozen=True):
     """One run: what was asked for, its latest plan, and the last that is known of it.
 
     ``nodes`` are those of the plan of ``epoch``; ``dropped`` are left out of further plans.
+    ``ending`` is why an operator wants it to end, as soon as its requests have.
     """
 
     run: str
@@ -49,6 +50,7 @@ class RunRow(msgspec.Struct, frozen=True):
     dropped: frozenset[NodeId] = frozenset()
     replaced: int = 0
     over: bool = False
+    ending: str = ""
 
 
 class RunRows:

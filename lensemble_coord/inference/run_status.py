@@ -2,14 +2,18 @@
 
 import statistics
 
+import msgspec
 import trio
 
 from lensemble.ctl import replies
 from lensemble_coord.inference import sequence, staging, survival
-from lensemble_coord.inference.model_run import Left, ModelRun
+from lensemble_coord.inference.model_run import MAX_REPLACED, Left, ModelRun
 from lensemble_coord.inference.models import Model
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Answer, Pause, Request
+
+STDERR_KEPT = 20
+"""Last lines of a worker whose stage was replaced."""
 
 RECENT_S = 10.0
 """Tokens per second are of so long at most before the latest token."""
@@ -84,7 +88,7 @@ def run(of: ModelRun) -> replies.ModelRunStatus:
         teardown="" if over is None else over.teardown,
         complaints=() if over is None else over.complaints,
         on_fault="replace" if of.rules.replaces else "fail",
-        replacements=tuple(map(_replacement, of.left)),
+        replacements=(*of.before, *map(_replacement, of.left))[-MAX_REPLACED:],
     )
 
 
@@ -97,6 +101,8 @@ def public_state(of: ModelRun) -> str:
 
 def _replacement(left: Left) -> replies.Replacement:
     why = fault(left.plan, left.fault)
+    if why is not None:
+        why = msgspec.structs.replace(why, stderr=why.stderr[-STDERR_KEPT:])
     gone = [each for each in left.plan.stages if each.node == left.dropped]
     return replies.Replacement(
         run_epoch=left.run_epoch,

@@ -621,14 +621,16 @@ def _rest(state: State, event: MemberRests) -> Step[State, Action]:
     match after:
         case Open() if event.resting:
             return _consider_collect(after)
-        case Open() if event.node in ground.here and not _asked(state, event.node):
+        case Open(bound=bound) if event.node in ground.here and not _asked(
+            ground, bound, event.node
+        ):
             return _welcome(after, event.node)
         case _:
             return after, ()
 
 
-def _asked(state: Open, node: NodeId) -> bool:
-    return node in state.ground.asked or any(b.node == node for b in state.bound)
+def _asked(ground: Ground, bound: tuple[Binding, ...], node: NodeId) -> bool:
+    return node in ground.asked or any(b.node == node for b in bound)
 
 
 def _lose(state: State, event: MemberLost) -> Step[State, Action]:

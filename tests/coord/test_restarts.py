@@ -49,6 +49,9 @@ async def test_a_run_that_replaces_comes_back_on_its_nodes_under_a_higher_epoch(
             status = await ready(here, run)
             assert [each.name for each in status.stages] == ["node-0", "node-1"]
             epochs.append(status.run_epoch)
+            assert [each.reason for each in status.replacements] == [
+                "the coordinator restarted"
+            ] * life
             orders = [order for each in here.stages for order in each.orders]
             edges += [{order.inbound.edge, order.outbound.edge} for order in orders]
             *tokens, _ = await here.prompt()
@@ -115,6 +118,23 @@ async def test_a_run_that_waits_for_its_nodes_can_be_stopped(tmp_path: Path) -> 
         assert (over.outcome, over.state) == ("stopped", "torn down")
     async with rig(tmp_path, 2, who) as here:
         assert (await here.status(run)).outcome == "stopped"
+
+
+async def test_a_run_that_was_to_end_does_not_come_back(tmp_path: Path) -> None:
+    who = people(2)
+    async with rig(tmp_path, 2, who) as here:
+        run = (await here.provision(split=SPLIT, on_fault="replace")).run
+        slow(here, 0.05)
+        asked = Asking(here, run, 40)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked.run)
+            await asked.until(3)
+            nursery.start_soon(here.all, requests.TeardownRun(reason="enough"))
+            await seen(here, lambda each: bool(each.course.ground.draining))
+            nursery.cancel_scope.cancel()
+    async with rig(tmp_path, 2, who) as here:
+        over = await here.status(run)
+        assert (over.outcome, over.reason) == ("stopped", "enough")
 
 
 async def test_how_runs_ended_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -216,7 +236,9 @@ async def test_a_drained_node_is_not_asked_for_rounds_and_a_restart_keeps_that(
         assert rounds.state.ground.asked == tuple(sorted({who[0].node, who[2].node}))
         assert rounds.state.ground.here == tuple(sorted(each.node for each in who))
         await drain(here, undo=True)
-        assert len(rounds.state.ground.asked) == 3
+        with trio.fail_after(5):
+            while len(rounds.state.ground.asked) < 3:
+                await rounds.changed.wait()
         with pytest.raises(OperatorError, match="has ever joined"):
             await drain(here, "nobody")
 
