@@ -37,6 +37,9 @@ LINES = {
 PAIRS = {"StageSeen.recent": stages.MAX_TIMES, "StageWants.ranges": stages.MAX_RANGES}
 """The only lists of pairs of integers, and how many they may be."""
 
+ROWS = {"StageSeen.timeline": (stages.MAX_TIMELINE, 6)}
+"""The only lists of rows of integers: how many, and of how many each."""
+
 LONGER = {
     "MemberNote.note": letters.MAX_LETTER_BYTES,
     "Shares.commitments": 1 << 13,
@@ -135,7 +138,10 @@ def _fits_all(where: str, parts: tuple[object, ...]) -> bool:
         texts = all(type(part) is str and len(part) <= characters for part in parts)
         return texts and len(parts) <= count
     if where in PAIRS:
-        return len(parts) <= PAIRS[where] and all(_is_pair(where, part) for part in parts)
+        return len(parts) <= PAIRS[where] and all(_is_row(where, part, 2) for part in parts)
+    if where in ROWS:
+        count, width = ROWS[where]
+        return len(parts) <= count and all(_is_row(where, part, width) for part in parts)
     if all(type(part) is int for part in parts):
         return len(parts) <= MAX_INTEGERS and all(_fits(where, part) for part in parts)
     # Bytes only where pieces of them are due, so that nothing is cut up to get out.
@@ -143,10 +149,10 @@ def _fits_all(where: str, parts: tuple[object, ...]) -> bool:
     return pieces and len(parts) <= MAX_PIECES and all(_fits(where, part) for part in parts)
 
 
-def _is_pair(where: str, part: object) -> bool:
+def _is_row(where: str, part: object, width: int) -> bool:
     return (
         type(part) is tuple
-        and len(part) == 2
+        and len(part) == width
         and all(type(each) is int and _fits(where, each) for each in part)
     )
 

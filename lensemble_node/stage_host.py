@@ -27,6 +27,7 @@ from lensemble_node import memory, signals, stage, stage_signals, stage_terms
 from lensemble_node.config import NodeConfig
 from lensemble_node.peer_links import PeerLinks, reachable
 from lensemble_node.stage_process import Engine, Launch, StageProcess
+from lensemble_node.timeline import Timeline
 
 LEASE_WITHIN_S = 30.0
 PROGRESS_S = 0.2
@@ -86,6 +87,7 @@ class Hosted:
         self.since = trio.current_time()
         self.computed = self.refused = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=stages.MAX_TIMES)
+        self.timeline = Timeline()
 
     def tell_released(self) -> None:
         """Tell the worker of every slot that it may fill."""
@@ -248,6 +250,7 @@ class StageHost:
                 computed=held.computed,
                 held=held.waiting,
                 recent=tuple(held.recent),
+                timeline=held.timeline.told() if order.timeline else (),
             )
         )
 
@@ -491,6 +494,7 @@ class StageHost:
                 self._filled(held, EdgeId(edge), SlotIndex(slot), extent)
             case stage_signals.Computed(step=step, began_ns=began, ended_ns=ended):
                 held.recent.append((step, max(0, ended - began) // 1000))
+                held.timeline.computed(signal)
             case stage_signals.RefusedChunk(step=step, code=code, message=message):
                 # Its coordinator would wait for it until the stage counts as stalled.
                 held.refused += 1
@@ -531,6 +535,7 @@ class StageHost:
                 return
             if slot in end.lent and extent <= end.spec.capacity_bytes:
                 end.filled(slot, extent)
+                held.timeline.left()
                 if held.is_short:
                     held.tell_released()
                 return
@@ -539,6 +544,8 @@ class StageHost:
 
     def _ready(self, held: Hosted, edge: EdgeId, slot: SlotIndex, extent: int) -> None:
         if held.process is not None:
+            if edge == held.order.inbound.edge:
+                held.timeline.landed()
             held.tell_released()
             held.process.command(signals.Ready(edge=edge, slot=slot, extent=extent))
 

@@ -29,6 +29,7 @@ from lensemblectl.commands import (
     run,
     setup,
     status,
+    tracing,
 )
 from lensemblectl.exits import (
     FAILED,
@@ -85,6 +86,7 @@ app.command("prompt", rich_help_panel=MODELS)(asking.prompt)
 app.command("chat", rich_help_panel=MODELS)(asking.chat)
 app.command("runs", rich_help_panel=MODELS)(model_runs.runs)
 app.command("inspect", rich_help_panel=MODELS)(model_runs.inspect)
+app.command("trace", rich_help_panel=MODELS)(tracing.trace)
 app.command("stop", rich_help_panel=MODELS)(model_runs.stop_run)
 app.command("teardown", rich_help_panel=MODELS)(model_runs.teardown)
 app.command("doctor", rich_help_panel=LOOK)(doctor.doctor)

@@ -675,6 +675,53 @@ class DrainStatus(_Fact, frozen=True, kw_only=True, tag=True):
     """For each run that does not leave it, why."""
 
 
+class TracedStage(_Fact, frozen=True, kw_only=True):
+    """A stage of a trace; its times may be off by ``uncertain_us`` against those of others."""
+
+    index: int
+    name: str
+    uncertain_us: int | None
+    """Half the round trip of the question to its node; None of a stage that did not answer."""
+
+
+class Trip(_Fact, frozen=True, kw_only=True):
+    """A token's way round, by the coordinator's clock."""
+
+    step: int
+    session: int
+    index: int
+    """Of the token in its answer."""
+    sent_us: int
+    received_us: int
+
+
+class Visit(_Fact, frozen=True, kw_only=True):
+    """A chunk at a stage; what is between these four times is exact, being of one clock."""
+
+    stage: int
+    step: int
+    rows: int
+    landed_us: int
+    began_us: int
+    ended_us: int
+    left_us: int
+    """With the outbound edge; as ``ended_us`` where nothing left."""
+
+
+class RunTrace(_Fact, frozen=True, kw_only=True, tag=True):
+    """Where the latest tokens were when; microseconds since the first of them was sent.
+
+    ``visits`` are of ``trips``, and of the chunks of prompts between them.
+    """
+
+    run: str
+    run_epoch: int
+    model: str
+    stages: tuple[TracedStage, ...]
+    trips: tuple[Trip, ...]
+    visits: tuple[Visit, ...]
+
+
 class TokenText(_Fact, frozen=True, kw_only=True, tag=True):
     """One token; ``text`` is what may be shown after it, perhaps nothing yet."""
 
@@ -734,6 +781,7 @@ Reply: TypeAlias = (
     | ModelPlan
     | ModelRunStatus
     | ModelRunList
+    | RunTrace
     | DrainStatus
     | TokenText
     | Paused

@@ -202,6 +202,14 @@ class InspectRun(_Request, frozen=True, kw_only=True, tag=True):
     run: RunLabel = ""
 
 
+class TraceRun(_Request, frozen=True, kw_only=True, tag=True):
+    """When the latest tokens of a run were where; answered by ``RunTrace``."""
+
+    run: RunLabel = ""
+    last: Annotated[int, Meta(ge=1, le=128)] = 32
+    """Tokens."""
+
+
 class StopRun(_Request, frozen=True, kw_only=True, tag=True):
     """End requests and the run.  Answered by ``ModelRunStatus`` when it is torn down."""
 
@@ -245,7 +253,7 @@ class Revoke(_Request, frozen=True, kw_only=True, tag=True):
 
 
 OfModels: TypeAlias = (
-    PlanModel | ProvisionModel | Prompt | ModelRuns | InspectRun | StopRun | TeardownRun
+    PlanModel | ProvisionModel | Prompt | ModelRuns | InspectRun | TraceRun | StopRun | TeardownRun
 )
 Request: TypeAlias = (
     Hello

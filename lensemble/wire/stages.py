@@ -34,6 +34,15 @@ MAX_MODEL_BYTES = 1 << 17
 MAX_ADDRESSES = 8
 STDERR_LINES = 200
 MAX_TIMES = 64
+MAX_TIMELINE = 128
+
+Times: TypeAlias = tuple[Count, Count, Count, Count, Count, Count]
+"""One chunk of a stage: its step and rows, then four times in microseconds.
+
+How long before this was said it had landed; from there on until it was taken up; from there on
+until it was computed; from there on until what became of it was with the outbound edge, 0 where
+nothing did.  No clock is told, so that none has to agree with another.
+"""
 
 # ---- what a node offers ----
 
@@ -151,7 +160,12 @@ class StageOpen(OfRun, frozen=True, kw_only=True, tag=True):
 
 
 class StageLook(OfRun, frozen=True, kw_only=True, tag=True):
-    """A result is overdue: how far is this stage?  Answered at once: ``StageSeen``."""
+    """A result is overdue: how far is this stage?  Answered at once: ``StageSeen``.
+
+    With ``timeline`` it also tells when its latest chunks came and went.
+    """
+
+    timeline: bool = False
 
 
 class StageTeardown(OfRun, frozen=True, kw_only=True, tag=True):
@@ -205,6 +219,9 @@ class StageSeen(OfRun, frozen=True, kw_only=True, tag=True):
 
     recent: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_TIMES)] = ()
     """Step and microseconds of computing of the latest chunks, oldest first."""
+
+    timeline: Annotated[tuple[Times, ...], Meta(max_length=MAX_TIMELINE)] = ()
+    """Of the latest chunks, oldest first, where it was asked for."""
 
 
 class StageRefused(OfRun, frozen=True, kw_only=True, tag=True):

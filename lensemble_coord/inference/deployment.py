@@ -186,9 +186,13 @@ class Deployment:
         here = self._around.peers.here.values()
         return {each.node: each.inventory.addresses for each in here if each.inventory}
 
-    def _ask_stages(self) -> None:
+    def ask_for_timelines(self) -> None:
+        """Ask every stage when its latest chunks came and went."""
+        self._ask_stages(timeline=True)
+
+    def _ask_stages(self, *, timeline: bool = False) -> None:
         for stage in range(len(self.wiring.nodes)):
-            self._tell(stage, stages.StageLook(**self.wiring.fenced(stage)))
+            self._tell(stage, stages.StageLook(**self.wiring.fenced(stage), timeline=timeline))
 
     def _tell(self, stage: int, order: stages.StageOrder) -> None:
         node = self.wiring.nodes[stage]

@@ -45,12 +45,17 @@ class Trip(msgspec.Struct, frozen=True):
     microseconds: int
     at: float
     alone: bool
+    session: int
+    index: int
+    """Of the token in its answer."""
 
 
 class _Awaited(msgspec.Struct, frozen=True):
     heard: Heard
     since: float
     alone: bool
+    session: int
+    index: int
 
 
 class Ring:
@@ -152,7 +157,8 @@ class Ring:
         struct.pack_into(f"<{len(tokens)}I", view, begin, *tokens)
         if sampling is not None and heard is not None:
             alone = sampling.index > 0 and not self._awaited
-            self._awaited[self.steps] = _Awaited(heard, trio.current_time(), alone)
+            now = trio.current_time()
+            self._awaited[self.steps] = _Awaited(heard, now, alone, session, sampling.index)
         self._tx.filled(slot, begin + 4 * len(tokens))
         return self.steps
 
@@ -183,7 +189,8 @@ class Ring:
             return
         now = trio.current_time()
         took = round((now - awaited.since) * 1e6)
-        self.trips.append(Trip(chunk.step, took, now, awaited.alone))
+        whose = awaited.session, awaited.index
+        self.trips.append(Trip(chunk.step, took, now, awaited.alone, *whose))
         self.observed(now - awaited.since)
         awaited.heard(chunk.step, token, log_probability)
 

@@ -25,6 +25,9 @@ class Watch:
 
     def __init__(self, stages: int, ask: Callable[[], None]) -> None:
         self.latest: dict[int, StageSeen] = {}
+        self.at: dict[int, float] = {}
+        """When each of them came."""
+
         self._stages = stages
         self._ask = ask
         self._answered: dict[int, trio.Event] = {}
@@ -32,16 +35,17 @@ class Watch:
     def seen(self, message: StageSeen) -> None:
         """A stage has answered."""
         self.latest[message.stage] = message
+        self.at[message.stage] = trio.current_time()
         answered = self._answered.pop(message.stage, None)
         if answered is not None:
             answered.set()
 
-    async def ask(self) -> set[int]:
-        """Ask every stage; the stages that did not answer in time."""
+    async def ask(self, how: Callable[[], None] | None = None) -> set[int]:
+        """Ask every stage, or ``how`` does; the stages that did not answer in time."""
         waited = {
             stage: self._answered.setdefault(stage, trio.Event()) for stage in range(self._stages)
         }
-        self._ask()
+        (how or self._ask)()
         with trio.move_on_after(ANSWER_S):
             for event in waited.values():
                 await event.wait()

@@ -63,6 +63,9 @@ class ScriptedStages:
         self.landed = 0
         self.orders: list[stages.StageProvision] = []
         self.scopes: dict[str, trio.CancelScope] = {}
+        self.times: list[tuple[int, int, float, float, float, float]] = []
+        """Of each chunk: step, rows, landed, begun, ended, left."""
+
         self._opens: dict[str, trio.Event] = {}
 
     async def say(self, kind: type[Any], of: Any, **fields: Any) -> None:
@@ -107,11 +110,25 @@ class ScriptedStages:
                         self._opens[order.run].set()
                     case stages.StageLook() if not self.mute:
                         held = self.landed - self.computed
-                        await self.say(stages.StageSeen, order, computed=self.computed, held=held)
+                        await self.say(
+                            stages.StageSeen,
+                            order,
+                            computed=self.computed,
+                            held=held,
+                            timeline=self._told() if order.timeline else (),
+                        )
                     case stages.StageTeardown() if not self.mute:
                         if order.run in self.scopes:
                             self.scopes[order.run].cancel()
                         await self.say(stages.StageTornDown, order, outcome="clean")
+
+    def _told(self) -> tuple[stages.Times, ...]:
+        now = trio.current_time()
+        spans = [
+            (step, rows, now - landed, began - landed, ended - began, left - ended)
+            for step, rows, landed, began, ended, left in self.times[-stages.MAX_TIMELINE :]
+        ]
+        return tuple((s, r, *(round(each * 1e6) for each in four)) for s, r, *four in spans)
 
     async def _order(self) -> stages.StageOrder:
         order = await self.node.wait_for_one(*stages.StageOrder.__args__)
@@ -192,8 +209,11 @@ class ScriptedStages:
         while (landed := await rx.receive()) is not None:
             slot, extent = landed
             self.landed += 1
+            landed_at = trio.current_time()
             await self.moving.wait()
+            began_at = trio.current_time()
             await trio.sleep(self.slow_s)
+            ended_at = trio.current_time()
             chunk, payload = stage_chunk.read(rx.region.slot(slot)[:extent])
             tokens = list(struct.unpack_from(f"<{chunk.rows}I", payload))
             rx.consumed(slot)
@@ -211,6 +231,8 @@ class ScriptedStages:
                 await self._pass_on(
                     tx, chunk, Kind.RESULT, stage_chunk.RESULT.pack(model(cache), -0.5)
                 )
+            times = landed_at, began_at, ended_at, trio.current_time()
+            self.times.append((chunk.step, chunk.rows, *times))
 
     async def _pass_on(self, tx: TxEnd, chunk: Chunk, kind: Kind, payload: bytes) -> None:
         slot = await tx.acquire()

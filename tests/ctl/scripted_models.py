@@ -70,6 +70,29 @@ UNCLEAN = msgspec.structs.replace(
 )  # fmt: skip
 
 
+TRACE = replies.RunTrace(
+    run=RUN, run_epoch=2, model="tiny",
+    stages=(
+        replies.TracedStage(index=0, name="node-a", uncertain_us=150),
+        replies.TracedStage(index=1, name="node-b", uncertain_us=250),
+    ),
+    trips=(
+        replies.Trip(step=8, session=0, index=3, sent_us=0, received_us=10_000),
+        replies.Trip(step=9, session=0, index=4, sent_us=10_100, received_us=20_100),
+        replies.Trip(step=10, session=0, index=5, sent_us=20_200, received_us=31_000),
+    ),
+    visits=tuple(
+        replies.Visit(
+            stage=stage, step=step, rows=rows, landed_us=at + 500 + 4_700 * stage,
+            began_us=at + 600 + 4_700 * stage, ended_us=at + 4_600 + 4_700 * stage,
+            left_us=at + 4_650 + 4_700 * stage,
+        )
+        for stage in (0, 1)
+        for step, rows, at in ((7, 32, -9_000), (8, 1, 0), (9, 1, 10_100))
+    ),
+)  # fmt: skip
+
+
 def _answered(finish: str, fault: replies.FaultStatus | None = None) -> replies.Answered:
     return replies.Answered(
         run=RUN, text="", finish=finish, prompt_tokens=9, completion_tokens=3, queued_s=0.0,
@@ -98,6 +121,8 @@ async def _once(request: requests.OfModels) -> AsyncGenerator[replies.Reply, Non
             yield replies.ModelRunList(runs=(READY, FAULTED))
         case requests.InspectRun(run="aa"):
             yield REPLACED
+        case requests.TraceRun():
+            yield TRACE
         case requests.InspectRun(run=run):
             yield FAULTED if run else READY
         case _:

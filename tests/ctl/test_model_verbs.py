@@ -21,6 +21,7 @@ __all__ = ["daemon", "here"]
         ["prompt", "hello"],
         ["runs"],
         ["inspect"],
+        ["trace"],
         ["teardown"],
         ["drain", "node-b", "--wait"],
     ],
@@ -113,6 +114,44 @@ def test_a_drain_says_what_is_left_and_what_stays(here: Here) -> None:
         "Note: run 3f2a stays: it ends by itself\nTry: lensemblectl drain node-b --force\n"
     )
     assert here("drain", "node-b", "--undo").stdout == "node-b is in use\n"
+
+
+def test_a_trace_says_where_the_time_went(here: Here) -> None:
+    lines = here("trace").stdout.splitlines()
+    assert "plan 2" in lines[0]
+    shown = [" ".join(line.split()) for line in lines]
+    assert "0 node-a 0.50 ms 0.15 ms 0.10 ms 4.00 ms 0.05 ms" in shown
+    assert "1 node-b 0.55 ms 0.40 ms 0.10 ms 4.00 ms 0.05 ms" in shown
+    assert "coordinator 0.65 ms 0.25 ms" in shown
+    tokens = [line.split() for line in lines if line.strip().startswith("0 ") and "10.00" in line]
+    assert [each[1:3] for each in tokens] == [["3", "8"], ["4", "9"]]
+    assert all("1.70" in each for each in tokens), "a trip less what its stages took"
+    assert "1 more tokens" in lines[-1]
+
+
+def test_a_trace_is_a_file_for_perfetto(here: Here, daemon: Path) -> None:
+    done = here("trace", "--out", "trace.json", "--last", "3")
+    assert "3 tokens are in trace.json" in done.stdout
+    events = json.loads((daemon / "trace.json").read_text())["traceEvents"]
+    names = {each["pid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
+    assert names[0] == "coordinator"
+    assert names[2] == "stage 1 on node-b (+- 0.25 ms)"
+    slices = [each for each in events if each["ph"] == "X"]
+    assert all(each["dur"] >= 0 for each in slices)
+    assert [each["name"] for each in slices if each["pid"] == 0] == [
+        "token 3", "token 4", "token 5",
+    ]  # fmt: skip
+    first = [each for each in slices if each["pid"] == 1 and each["args"]["step"] == 8]
+    assert [(each["name"], each["ts"], each["dur"]) for each in first] == [
+        ("wait", 500, 100), ("compute", 600, 4_000), ("hand over", 4_600, 50),
+    ]  # fmt: skip
+    prompt = [each for each in slices if each["args"].get("what") == "32 tokens of a prompt"]
+    assert len(prompt) == 6
+    flows = [(each["ph"], each["pid"]) for each in events if each.get("id") == 8]
+    assert flows == [("s", 0), ("f", 0), ("t", 1), ("t", 2)]
+    refused = here("trace", "--out", "/nowhere/trace.json")
+    assert refused.returncode != 0
+    assert "cannot be written" in refused.stderr
 
 
 def test_a_chat_remembers_what_was_said(daemon: Path) -> None:

@@ -110,6 +110,7 @@ FROM_NODE: list[m.FromNode] = [
     ),
     stages.StageOpened(**OF_RUN),
     stages.StageSeen(**OF_RUN, computed=7, held=1, recent=((3, 5_000), (4, 4_900))),
+    stages.StageSeen(**OF_RUN, computed=7, held=1, timeline=((3, 1, 90_000, 20, 5_000, 0),)),
     stages.StageRefused(**OF_RUN, field="engine", have="tinygrad 0.13", want="tinygrad 0.14"),
     stages.StageFault(**OF_RUN, code="worker", reason="killed by SIGKILL", stderr=("a", "b")),
     stages.StageTornDown(**OF_RUN, outcome="clean"),
@@ -165,6 +166,7 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     stages.StageProvision(**PROVISION, source=stages.FromEdge(edge=STATE)),
     stages.StageOpen(**OF_RUN),
     stages.StageLook(**OF_RUN),
+    stages.StageLook(**OF_RUN, timeline=True),
     stages.StageTeardown(**OF_RUN, reason="stopped by the operator"),
     circle.Circle(**FENCE, figures=FIGURES, gone=(B,)),
     circle.Circle(

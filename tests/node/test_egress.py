@@ -71,6 +71,7 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "seconds": st.floats(0.0, allow_nan=False),
     "ranges": st.lists(st.tuples(counts, counts), max_size=400).map(tuple),
     "recent": st.lists(st.tuples(counts, counts), max_size=64).map(tuple),
+    "timeline": st.lists(st.tuples(*[counts] * 6), max_size=128).map(tuple),
     "gossips": st.booleans(),
     "note": st.sampled_from(
         [
@@ -166,6 +167,19 @@ def test_pairs_leave_as_pairs_of_integers_only(ranges: object) -> None:
     assert egress.permit(wants)
     with pytest.raises(ResidencyViolation):
         egress.permit(msgspec.structs.replace(wants, ranges=ranges))
+
+
+@pytest.mark.parametrize(
+    "timeline", [((1,) * 5,), ((1,) * 7,), ((1.0,) * 6,), ((b"x",) * 6,), ((0,) * 6,) * 129]
+)
+def test_timelines_leave_as_rows_of_six_integers_only(timeline: object) -> None:
+    seen = stages.StageSeen(
+        federation=FEDERATION, epoch=1, run="a" * 16, run_epoch=1, stage=0, computed=1, held=0,
+        timeline=((0,) * 6,) * 128,
+    )  # fmt: skip
+    egress.permit(seen)
+    with pytest.raises(ResidencyViolation, match=r"StageSeen.timeline"):
+        egress.permit(msgspec.structs.replace(seen, timeline=timeline))
 
 
 def test_norms_may_leave_where_they_belong() -> None:
