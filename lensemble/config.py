@@ -126,6 +126,20 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return {**below, **above, **both}
 
 
+def differing(before: object, after: object) -> tuple[str, ...]:
+    """The keys at which two configurations of one model differ, such as ``log.level``, sorted."""
+    found: list[str] = []
+    if not isinstance(before, BaseModel):
+        raise TypeError(before)
+    for name in type(before).model_fields:
+        one, other = getattr(before, name), getattr(after, name)
+        if isinstance(one, BaseModel) and type(one) is type(other):
+            found += [f"{name}.{key}" for key in differing(one, other)]
+        elif one != other:
+            found.append(name)
+    return tuple(sorted(found))
+
+
 def commented(model: type[BaseModel], title: str, given: Mapping[str, Any] | None = None) -> str:
     """TOML text that lists every key of ``model`` at its default, each commented out.
 

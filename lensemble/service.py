@@ -10,12 +10,13 @@ import traceback
 import types
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import trio
 
 from lensemble import files, identity, logs
+from lensemble.config import differing
 from lensemble.errors import LensembleError
 from lensemble.notify import Notifier
 from lensemble.settings import LogSection
@@ -50,7 +51,7 @@ class Listening(Protocol):
 
 
 class Configured(Protocol):
-    """What both configurations have."""
+    """What both configurations, which are pydantic models, have."""
 
     @property
     def state_dir(self) -> Path: ...
@@ -62,15 +63,19 @@ class Configured(Protocol):
     def log(self) -> LogSection: ...
 
 
-class Described(Protocol):
+class Served(Protocol):
     """What a daemon hands over once it serves; ``headline`` is what it does, in a line."""
 
     @property
     def headline(self) -> str: ...
 
+    def adopt(self, config: Any) -> frozenset[str]:  # noqa: ANN401 - of either daemon
+        """Go on by ``config``; returns the keys at which that is possible without a restart."""
+        ...
+
 
 Serve = Callable[..., Awaitable[None]]
-"""Started with a ``Described``."""
+"""Started with a ``Served``."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -101,11 +106,11 @@ class Program(msgspec.Struct, frozen=True):
         if len(words) == 2:
             sys.stdout.write(f"{words[-1]} is a valid configuration of a {self.part}.\n")
             return 0
-        return run(self.part, config, self.serve, notifier)
+        return run(self, Path(words[0]), config, notifier)
 
 
-def run(part: str, config: Configured, serve: Serve, notifier: Notifier) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status.
+def run(program: Program, path: Path, config: Configured, notifier: Notifier) -> int:
+    """Serve until SIGTERM or SIGINT, reading ``path`` again at SIGHUP; returns the exit status.
 
     ``serve(config, driver, task_status=...)`` is the daemon.  An error of ours ends it with a line
     that begins with ``fatal:`` and status 1; a fault of the program with its traceback before that.
@@ -117,7 +122,7 @@ def run(part: str, config: Configured, serve: Serve, notifier: Notifier) -> int:
     sys.excepthook = _last_words
     status = 0
     try:
-        trio.run(_until_signal, part, config, serve, notifier)
+        trio.run(_until_signal, program, path, config, notifier)
     except* LensembleError as errors:
         first = _first(errors)
         sys.stderr.write(f"fatal: {first.message}\nTry: {first.remediation}\n")
@@ -164,17 +169,44 @@ def _first(errors: BaseExceptionGroup[LensembleError]) -> LensembleError:
     return found
 
 
-async def _until_signal(part: str, config: Configured, serve: Serve, notifier: Notifier) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+async def _until_signal(
+    program: Program, path: Path, config: Configured, notifier: Notifier
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
-            serving: Described = await nursery.start(serve, config, endpoint(config))
+            serving: Served = await nursery.start(program.serve, config, endpoint(config))
             notifier.ready()
             nursery.start_soon(notifier.keep, lambda: serving.headline)
             async for received in signals:
+                if received == signal.SIGHUP:
+                    config = await _read_again(program, path, config, serving)
+                    continue
                 notifier.stopping()
-                logs.logger(part).info(f"{part}.signal", signal=signal.Signals(received).name)
+                name = signal.Signals(received).name
+                logs.logger(program.part).info(f"{program.part}.signal", signal=name)
                 nursery.cancel_scope.cancel()
                 return
+
+
+async def _read_again(
+    program: Program, path: Path, config: Configured, serving: Served
+) -> Configured:
+    """The configuration to go on by: that of the file, if it can be followed."""
+    log = logs.logger(program.part)
+    try:
+        found = await trio.to_thread.run_sync(program.read, path)
+    except LensembleError as error:
+        log.warning("config.refused", reason=error.message, remedy=error.remediation)
+        return config
+    logs.configure(found.log.level, found.log.format)
+    adopted = serving.adopt(found) | {"log.level", "log.format"}
+    changed = differing(config, found)
+    log.warning(
+        "config.read",
+        adopted=[key for key in changed if key in adopted],
+        needs_restart=[key for key in changed if key not in adopted],
+    )
+    return found
 
 
 def endpoint(config: Configured) -> Driver:

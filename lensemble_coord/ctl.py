@@ -229,7 +229,7 @@ class Answers:
     # ---- invites ----
 
     async def _invite(self, request: requests.Invite) -> replies.Reply:
-        if not self._config.admission.invites:
+        if not self._reception.admission.invites:
             raise OperatorError(
                 "this coordinator admits by allow-list only (admission.invites = false)",
                 "Add the node id to admission.allow, or allow invites.",

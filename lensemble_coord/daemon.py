@@ -63,6 +63,11 @@ class Serving(msgspec.Struct, frozen=True):
         here = self.answers.observer.status()
         return f"round {here.round.index} {here.round.state}: {here.round.reason}"
 
+    def adopt(self, config: CoordinatorConfig) -> frozenset[str]:
+        """Admit by ``config`` from now on; returns the keys that need no restart."""
+        self.reception.admission = config.admission
+        return frozenset({"admission.allow", "admission.invites"})
+
     @property
     def closed_rounds(self) -> list[RoundEnded]:
         news = self.rounds.news_since(0)

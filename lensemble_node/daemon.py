@@ -34,6 +34,11 @@ class Serving(msgspec.Struct, frozen=True):
     metrics: str = ""
     """Where figures are told, if anywhere."""
 
+    @staticmethod
+    def adopt(_: NodeConfig) -> frozenset[str]:
+        """The keys that need no restart, beside how it logs: none."""
+        return frozenset()
+
     @property
     def headline(self) -> str:
         """The link to the coordinator and what this node does, in a line."""

@@ -53,6 +53,7 @@ class Reception:
         self.refused: Counter[str] = Counter()
         self.departed: dict[NodeId, Departure] = {}
         self.revocations = Revocations(config.state_dir)
+        self.admission = config.admission
         self._config = config
         self._store = store
         self._driver = driver
@@ -146,9 +147,9 @@ class Reception:
             join,
             roster.Known(
                 federation=self._store.federation,
-                allowed=frozenset(map(NodeId, self._config.admission.allow)),
+                allowed=frozenset(map(NodeId, self.admission.allow)),
                 admitted_before=self._store.admitted_before(link.peer),
-                invites=self._config.admission.invites,
+                invites=self.admission.invites,
                 invitation=invitation,
                 here=frozenset(self._rounds.sessions),
                 max_participants=self._config.rounds.max_participants,
