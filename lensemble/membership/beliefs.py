@@ -12,6 +12,9 @@ from lensemble.wire.membership import Standing, Update
 MAX_INCARNATION = 1 << 61
 """A claim above this is ignored: nobody could go above it, and nobody gets there honestly."""
 
+ASKED_AT = (0.5, 0.75)
+"""Parts of a suspicion after which its holder asks the suspect itself; most have heard by then."""
+
 
 class Beliefs:
     """Hears claims, holds those that count, and has them passed on."""
@@ -29,7 +32,7 @@ class Beliefs:
             return
         if record is None:
             if update.node == self._voice.me:
-                self._hear_of_oneself(update)
+                self._hear_of_oneself(update, sender)
         elif update.incarnation < record.incarnation:
             self._correct(record, update)
         elif update.standing is Standing.SUSPECT:
@@ -44,11 +47,7 @@ class Beliefs:
         if boot == record.boot and incarnation == record.incarnation:
             record.unaware = record.standing is not Standing.ALIVE and record.is_doubted()
             return
-        if record.incarnation == 0 and record.standing is Standing.ALIVE:
-            # Each will hear it from the member itself; going round, it would crowd out news.
-            record.incarnation, record.boot = min(incarnation, MAX_INCARNATION), boot
-        else:
-            self.hear(Update(record.node, Standing.ALIVE, incarnation, boot), record.node)
+        self.hear(Update(record.node, Standing.ALIVE, incarnation, boot), record.node)
         record.unaware = record.boot != boot or record.is_doubted()
 
     def accuse(self, record: Record) -> None:
@@ -68,26 +67,30 @@ class Beliefs:
             or record.due != entry.due
         ):
             return
-        self._arm(record)
-        if record.due > entry.due:
+        lasts = record.lasts(self._profile, self._voice.health, self._others())
+        if record.asked < len(ASKED_AT):
+            record.asked += 1
+            self._voice.probe(record.node, self._voice.number())
+        elif record.began + lasts <= self._agenda.here:
+            dead = Update(record.node, Standing.DEAD, record.incarnation, record.boot)
+            self._hold(record, dead, f"suspected for {self._agenda.here - record.began:.1f} s")
+            self._voice.announce(dead)
             return
-        dead = Update(record.node, Standing.DEAD, record.incarnation, record.boot)
-        self._hold(record, dead, f"suspected for {self._agenda.here - record.began:.1f} s")
-        self._voice.announce(dead)
+        self._arm(record)
 
-    def _hear_of_oneself(self, update: Update) -> None:
+    def _hear_of_oneself(self, update: Update, sender: NodeId) -> None:
         """Refute what is at least as high as one's own incarnation; else say again what is so."""
         voice = self._voice
         if update.boot == voice.boot and update.standing is Standing.ALIVE:
             return
         if update.incarnation < voice.incarnation:
             if voice.me not in voice.rumours:
-                voice.announce(voice.myself())
+                voice.announce(voice.myself(), sender)
             return
         voice.incarnation = update.incarnation + 1
         if update.boot == voice.boot:
             voice.feel(1)
-        voice.announce(voice.myself())
+        voice.announce(voice.myself(), sender)
 
     def _correct(self, record: Record, update: Update) -> None:
         """Send what is so after a doubt that it outranks: where one goes round, so must the other.
@@ -103,8 +106,7 @@ class Beliefs:
         """Begin a suspicion, or count one accuser more."""
         if record.outranked_by(Standing.SUSPECT, update.incarnation):
             self._hold(record, update, f"no answer to probes of {_short(by)}")
-            record.accusers, record.doubt = {by}, 0
-            record.began = self._agenda.here
+            record.suspect(by, self._agenda.here)
         elif not self._is_another(record, update, by):
             return
         else:
@@ -121,8 +123,10 @@ class Beliefs:
         )
 
     def _arm(self, record: Record) -> None:
-        """Have the timer of a suspicion end when it is to end as of this moment."""
-        due = record.ends(self._profile, self._voice.health, self._others())
+        """Have the timer of a suspicion come up when it is to, as of this moment."""
+        lasts = record.lasts(self._profile, self._voice.health, self._others())
+        share = ASKED_AT[record.asked] if record.asked < len(ASKED_AT) else 1.0
+        due = record.began + share * lasts
         if due != record.due:
             record.due = due
             self._agenda.arm(due, Timer.SUSPICION, record.incarnation, record.node)
@@ -137,9 +141,12 @@ class Beliefs:
         if update.incarnation > record.incarnation:
             record.boot = update.boot
         restarted = lived not in ("", record.boot)
+        met = record.incarnation == 0 and update.standing is Standing.ALIVE is before
         record.incarnation = update.incarnation
         record.unaware = False
-        self._voice.rumours.add(update)
+        if not met:
+            # Each meets it anyway; going round, first meetings would crowd out news.
+            self._voice.rumours.add(update)
         if update.standing is not before:
             record.stand(update.standing, self._agenda.now, restarted)
             self._roll.moved(record)

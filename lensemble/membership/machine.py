@@ -70,12 +70,11 @@ class Membership:
         self._profile = profile
         self._draw = Draw(seed)
         self._roll = Roll(self._draw)
-        self._voice = Voice(self_id, boot, self._roll)
+        self._voice = Voice(self_id, boot, self._roll, self._draw.below(1 << 32))
         self._agenda = Agenda(LATE_SHARE * profile.probe_s)
         self._beliefs = Beliefs(self._voice, self._roll, self._agenda, profile)
         self._intervals = 0
         self._dead = 0
-        self._sequence = self._draw.below(1 << 32)
         self._flights: dict[int, _Flight] = {}
         """By each of their numbers: a probe that is repeated has two."""
         self._probed: set[NodeId] = set()
@@ -227,11 +226,11 @@ class Membership:
         if fewer or self._intervals % self._profile.revive_intervals == 0:
             dead = self._roll.dead()
             if dead is not None:
-                self._voice.probe(dead.node, self._number())
+                self._voice.probe(dead.node, self._voice.number())
 
     def _launch(self, flight: _Flight) -> int:
         """Probe once; the number of it."""
-        sequence = self._number()
+        sequence = self._voice.number()
         flight.sent[sequence] = self._agenda.here
         self._flights[sequence] = flight
         self._voice.probe(flight.node, sequence)
@@ -295,12 +294,8 @@ class Membership:
         if message.target == self._voice.me:
             self._voice.ack(asker, message.sequence)
         elif target is not None and len(self._helping) < HELPED_AT_ONCE:
-            sequence = self._number()
+            sequence = self._voice.number()
             self._helping[sequence] = _Help(asker, message.sequence, target.node)
             self._voice.probe(target.node, sequence)
             patience = NACK_SHARE * self._profile.probe_timeout(target.rtt_s)
             self._agenda.arm(self._agenda.here + patience, Timer.HELP, sequence)
-
-    def _number(self) -> int:
-        self._sequence += 1
-        return self._sequence

@@ -5,8 +5,8 @@ import msgspec
 CONFIRMATIONS = 3
 """Other accusers after which a suspicion is as short as it gets (Lifeguard's K)."""
 
-LONE_FACTOR = 2.0
-"""A suspicion that nobody confirms lasts this many times as long as one that all confirm."""
+CONFIRMED_SHARE = 0.6
+"""Of the time of a suspicion that nobody confirms: what one lasts that enough others confirm."""
 
 MAX_HEALTH = 8
 """The worst local health (Lifeguard's S)."""
@@ -24,7 +24,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The same in smoothed round trip times of the link, where that is more."""
     helpers: int
     suspicion_s: float
-    """From suspect to dead when enough others confirm; ``LONE_FACTOR`` times that if none does."""
+    """From suspect to dead if nobody confirms; ``CONFIRMED_SHARE`` of that if enough others do."""
     revive_intervals: int = 4
     """A dead member is probed each so many intervals, in case it is only our link that was cut."""
 

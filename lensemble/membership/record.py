@@ -4,7 +4,7 @@ import math
 
 from lensemble.ids import NodeId
 from lensemble.membership.outcomes import Member
-from lensemble.membership.profiles import CONFIRMATIONS, LONE_FACTOR, Profile
+from lensemble.membership.profiles import CONFIRMATIONS, CONFIRMED_SHARE, Profile
 from lensemble.wire.membership import Standing, Update
 
 RANK = {Standing.ALIVE: 0, Standing.SUSPECT: 1, Standing.DEAD: 2, Standing.LEFT: 3}
@@ -18,6 +18,7 @@ class Record:
 
     __slots__ = (
         "accusers",
+        "asked",
         "began",
         "boot",
         "doubt",
@@ -45,8 +46,10 @@ class Record:
         self.began = 0.0
         self.doubt = 0
         """The worst health of oneself during the suspicion."""
+        self.asked = 0
+        """How often it was asked itself whether the suspicion is true."""
         self.due = 0.0
-        """When the suspicion ends, as its timer is armed."""
+        """When the timer of the suspicion is armed for."""
         self.unaware = False
         """Whether its last message showed that it does not know what is held of it."""
 
@@ -76,7 +79,12 @@ class Record:
             self.flaps += 1
         self.standing, self.since = standing, now
         self.accusers = set()
-        self.due = 0.0
+
+    def suspect(self, by: NodeId, here: float) -> None:
+        """A suspicion begins."""
+        self.accusers = {by}
+        self.began, self.due = here, 0.0
+        self.doubt = self.asked = 0
 
     def claim(self) -> Update:
         """What is held, to be told to others."""
@@ -93,11 +101,11 @@ class Record:
         """How many of ``others`` need to confirm before a suspicion is as short as it gets."""
         return max(0, min(CONFIRMATIONS, others))
 
-    def ends(self, profile: Profile, health: int, others: int) -> float:
-        """When the suspicion ends, by the clock in which it ``began``.
+    def lasts(self, profile: Profile, health: int, others: int) -> float:
+        """Seconds from where the suspicion ``began`` to a death.
 
-        Lifeguard's LHA-Suspicion: from ``LONE_FACTOR`` down to 1 times the profile's figure, by the
-        logarithm of how many confirm it.
+        Lifeguard's LHA-Suspicion: from the profile's figure down to ``CONFIRMED_SHARE`` of it, by
+        the logarithm of how many confirm it.
 
         Args:
             profile: of all members.
@@ -106,12 +114,12 @@ class Record:
         """
         self.doubt = max(self.doubt, health)
         wanted = self.wanted(others)
-        shorter = 1.0
+        shorter = 0.0
         if wanted > 0:
             confirmed = min(len(self.accusers) - 1, wanted)
             shorter = math.log(confirmed + 1) / math.log(wanted + 1)
-        factor = LONE_FACTOR - (LONE_FACTOR - 1.0) * shorter
-        return self.began + profile.suspicion_s * (self.doubt + 1) * factor
+        factor = 1.0 - (1.0 - CONFIRMED_SHARE) * shorter
+        return profile.suspicion_s * (self.doubt + 1) * factor
 
     def shown(self) -> Member:
         return Member(

@@ -26,7 +26,7 @@ ANNOUNCED_TO = 3
 class Voice:
     """Makes messages and keeps them, with all else that is to be done, in ``out``."""
 
-    def __init__(self, me: NodeId, boot: str, roll: Roll) -> None:
+    def __init__(self, me: NodeId, boot: str, roll: Roll, sequence: int) -> None:
         self.me = me
         self.boot = boot
         self.incarnation = FIRST_INCARNATION
@@ -35,6 +35,7 @@ class Voice:
         self.rumours = Rumours()
         self.out: list[Action] = []
         self._roll = roll
+        self._sequence = sequence
 
     def myself(self) -> Update:
         standing = Standing.LEFT if self.left else Standing.ALIVE
@@ -42,6 +43,11 @@ class Voice:
 
     def feel(self, worse: int) -> None:
         self.health = min(MAX_HEALTH, max(0, self.health + worse))
+
+    def number(self) -> int:
+        """Of a probe; none is used twice."""
+        self._sequence += 1
+        return self._sequence
 
     def probe(self, to: NodeId, sequence: int) -> None:
         self._send(to, Probe(self.boot, self.incarnation, self._updates(to), sequence))
@@ -59,9 +65,11 @@ class Voice:
     def gossip(self, to: NodeId) -> None:
         self._send(to, Gossip(self.boot, self.incarnation, self._updates(to)))
 
-    def announce(self, update: Update) -> None:
-        """Tell ``update`` to a few at once, and to others on what is sent anyway."""
+    def announce(self, update: Update, to: NodeId | None = None) -> None:
+        """Tell ``update`` to ``to`` and a few more at once, and to all on what is sent anyway."""
         self.rumours.add(update)
+        if to is not None:
+            self.gossip(to)
         for node in self._roll.some(ANNOUNCED_TO):
             self.gossip(node)
 
