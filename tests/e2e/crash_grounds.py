@@ -105,7 +105,8 @@ class Grounds:
             self._deed(case)
             asked = True
         self._wait_killed(victim, case)
-        held = _held_of_state(victim)
+        resumes = case.point.startswith("state.written")
+        left, of = self._left_to_come(victim) if resumes else (0, 0)
         if case.state:
             assert self._state() == case.state, (case, self._state())
         if case.deed == "leave" or self._died(victim):
@@ -118,8 +119,8 @@ class Grounds:
         members.wait_for()
         self._finish(case, before, asked=asked)
         self.require_sound(before, case)
-        if case.point == "state.written":
-            self._require_resumed(victim, held)
+        if resumes:
+            self._require_resumed(victim, left, of)
 
     def join_through(self, case: Case) -> None:
         """Let ``VICTIM`` join for the first time, and kill at the point of ``case`` meanwhile."""
@@ -151,6 +152,13 @@ class Grounds:
     def _deed(self, case: Case) -> None:
         match case.deed:
             case "round" | "private":
+                self.members.run(1)
+            case "fetch":
+                self.members[VICTIM].kill()
+                for path in (self.members[VICTIM].place / "state" / "global").iterdir():
+                    path.unlink()
+                self.members[VICTIM].begin()
+                self.members.wait_for(VICTIM, within_s=START_S)
                 self.members.run(1)
             case "abort":
                 self.members.run(1)
@@ -239,14 +247,25 @@ class Grounds:
                 if line.get("event") == "release.made" and line["round"] in answered:
                     assert not line["reused"], (process.name, line)
 
-    def _require_resumed(self, victim: Process, held: int) -> None:
+    def _left_to_come(self, process: Process) -> tuple[int, int]:
+        """How many bytes lack of what a round starts from, or of the sum that leads there."""
+        here = process.place / "state" / "global"
+        if parts := list(here.glob("*.sum.part")):
+            whole = self.members.state_dir / "sums" / parts[0].name.replace(".sum.part", ".u32")
+            held, nbytes = parts[0].stat().st_size, whole.stat().st_size
+            # A chunk of which a part is here comes again.
+            return nbytes - held // (CHUNK - 4) * (CHUNK - 4), nbytes
+        held = sum(path.stat().st_size for path in here.iterdir())
+        return 2 * MODEL_BYTES - held, 2 * MODEL_BYTES
+
+    def _require_resumed(self, victim: Process, left: int, of: int) -> None:
         """What lay there was not fetched again; a pair of edges lives no longer than its worker."""
         edges = self.members.node_status(victim.name).edges
         (came,) = [edge.bytes for edge in edges if edge.direction == "rx"]
-        print(f"{victim.name} held {held} of {MODEL_BYTES} bytes, then {came} came")
-        assert held > 0
+        print(f"{victim.name} lacked {left} of {of} bytes, then {came} came")
+        assert left < of
         # Of a state that is whole the last word comes again, with its trailer.
-        assert came <= max(4, MODEL_BYTES - held) + 2 * ENVELOPE_BYTES
+        assert came <= max(4, left) + 4 * ENVELOPE_BYTES
 
     def _workers(self) -> dict[str, int | None]:
         found = {}
@@ -322,12 +341,6 @@ def _runs(pid: int) -> bool:
     return state not in "ZX"
 
 
-def _held_of_state(process: Process) -> int:
-    """Bytes of a state that is coming in."""
-    parts = list((process.place / "state" / "global").glob("*.part"))
-    return parts[0].stat().st_size if parts else 0
-
-
 def _litter(state: Path) -> list[Path]:
     """What is at rest only after a crash that was not cleaned up."""
     return [
@@ -339,5 +352,6 @@ def _litter(state: Path) -> list[Path]:
         *(state / "privacy").glob("*.part"),
         *(state / "release").glob("*"),
         *(state / "global").glob("*.part"),
-        *list((state / "global").glob("*.f32"))[1:],
+        *list((state / "global").glob("*.f32"))[2:],
+        *list((state / "global").glob("*.momentum.f32"))[1:],
     ]

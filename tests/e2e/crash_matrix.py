@@ -53,9 +53,9 @@ STATES: dict[str, tuple[tuple[str, int], ...]] = {
         ("round.entered Open", 1),
         *((point, 1) for point in _each(TRANSACTION, "attempts")),
         *((point, count) for point in _each(MESSAGE, "RoundOpen") for count in (1, 3)),
-        ("state.sent header", 1),
-        ("state.sent data", 2),
-        ("state.sent trailer", 3),
+        ("state.sent sum header", 1),
+        ("state.sent sum data", 2),
+        ("state.sent sum trailer", 3),
         ("round.entered Sharing", 1),
         *((point, count) for point in _each(MESSAGE, "Roster") for count in (1, 3)),
     ),
@@ -76,6 +76,7 @@ STATES: dict[str, tuple[tuple[str, int], ...]] = {
     "aligning": (("round.entered Aligning", 1),),
     "committing": (
         ("round.entered Committing", 1),
+        ("pack.written", 1),
         *((point, 1) for point in (*_parts("weights"), *_parts("momentum"))),
         *((point, count) for point in _each(FILE, "header.json") for count in (1, 2)),
         *((point, 1) for point in _each(TRANSACTION, "records", "artifacts")),
@@ -113,11 +114,12 @@ NODE_ROUND: tuple[tuple[str, int], ...] = (
     )),
     ("worker.says Consumed", 3),
     ("worker.says Filled", 5),
-    ("state.written", 1),
-    ("state.written", 2),
-    ("state.written", 3),
-    ("state.received", 1),
-    ("state.named", 1),
+    ("state.written sum", 1),
+    ("state.written sum", 2),
+    ("state.received state", 1),
+    ("state.named state", 1),
+    ("state.received momentum", 1),
+    ("state.named momentum", 1),
     ("state.settled", 1),
     *((point, 1) for point in _each(LOCAL, *LOCAL_FILES)),
     *((f"pending.{part}", 1) for part in ("written", "named", "listed")),
@@ -130,6 +132,22 @@ NODE_ROUND: tuple[tuple[str, int], ...] = (
     ("adopt.listed", 1),
     ("adopt.cleared", 1),
 )  # fmt: skip
+
+FETCH: dict[str, tuple[tuple[str, int], ...]] = {
+    "coordinator": (
+        *((f"state.sent {kind} header", 1) for kind in ("state", "momentum")),
+        *((f"state.sent {kind} data", 2) for kind in ("state", "momentum")),
+        *((f"state.sent {kind} trailer", 1) for kind in ("state", "momentum")),
+    ),
+    "node": (
+        *((f"state.written {kind}", count) for kind in ("state", "momentum")
+          for count in (1, 2, 3)),
+        *((f"state.{part} {kind}", 1) for kind in ("state", "momentum")
+          for part in ("received", "named")),
+        ("state.settled", 1),
+    ),
+}  # fmt: skip
+"""In a round for which a node holds nothing of the state, so that it cannot take the steps."""
 
 JOIN: dict[str, tuple[tuple[str, int], ...]] = {
     "coordinator": (
@@ -206,7 +224,7 @@ def cases() -> Iterator[Case]:
     for victim, deed, chosen in plain:
         for point, count in chosen:
             yield Case(victim, deed, point, count)
-    for deed, both in (("join", JOIN), ("begin", BEGIN)):
+    for deed, both in (("fetch", FETCH), ("join", JOIN), ("begin", BEGIN)):
         for victim, chosen in both.items():
             for point, count in chosen:
                 yield Case(victim, deed, point, count)
@@ -216,9 +234,11 @@ CASES = tuple(cases())
 
 SAMPLE = frozenset(
     {
-        Case("coordinator", "round", "state.sent data", 2, "open"),
+        Case("coordinator", "round", "state.sent sum data", 2, "open"),
         Case("coordinator", "round", "transaction.made records", 1, "committing"),
-        Case("node", "round", "state.written", 2),
+        Case("node", "round", "state.written sum", 2),
+        Case("node", "round", "state.named state"),
+        Case("node", "fetch", "state.written momentum", 2),
         Case("node", "round", "message.made UnmaskAnswer"),
     }
 )

@@ -69,7 +69,7 @@ def _params(*deeds: str) -> list[object]:
 
 
 @e2e
-@pytest.mark.parametrize("case", _params("round", "abort", "leave", "return", "private"))
+@pytest.mark.parametrize("case", _params("round", "fetch", "abort", "leave", "return", "private"))
 def test_a_process_killed_at_a_point_costs_at_most_the_attempt(keeper: Keeper, case: Case) -> None:
     keeper.visit(case)
 

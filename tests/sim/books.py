@@ -6,15 +6,18 @@ import msgspec
 
 from lensemble.errors import CheckpointIntegrityError, LedgerIntegrityError
 from lensemble.ids import Digest, NodeId
+from lensemble.wire.steps import MAX_STEPS, TakenStep
 from lensemble_coord.roster import Invitation
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training import record as records
+from lensemble_coord.training.downlink import Origin
 from tests.coord.round_play import PRIOR
 from tests.sim.disk import Disk
 from tests.sim.mask_side import At
 from tests.sim.terms import FEDERATION, LAYOUT, WORKLOAD
 
 KEEP_LAST = 2
+KEEP_SUMS = 2
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -91,6 +94,29 @@ class Books:
 
     # ---- where it stands ----
 
+    def has_sum(self, digest: str) -> bool:
+        return bool(self.disk.read(("sum", digest)))
+
+    def origin(self) -> Origin:
+        """What the next round starts from, and the last steps of which sums are kept."""
+        steps: list[TakenStep] = []
+        for record in reversed(self.ledger.records[1:]):
+            total = record.field_sum_digest or Digest("")
+            if len(steps) == MAX_STEPS or not self.has_sum(total):
+                break
+            step = TakenStep(
+                start=record.prior_digest or PRIOR,
+                start_momentum=record.prior_momentum_digest,
+                end=record.next_digest,
+                end_momentum=record.momentum_digest,
+                total=total,
+                contributors=record.c_t,
+            )
+            steps.append(step)
+        tail = self.tail()
+        nbytes = LAYOUT.nbytes * (1 if tail.momentum_digest is None else 2)
+        return Origin(tail.next_digest, tail.momentum_digest, tuple(reversed(steps)), nbytes)
+
     def tail(self) -> records.ContributionRecord:
         return self.ledger.records[-1]
 
@@ -162,6 +188,8 @@ class Books:
             self.run = run
         for old in ledger.records[: 1 - KEEP_LAST]:
             self.disk.remove(("weights", old.next_digest))
+        for old in ledger.records[: 1 - KEEP_SUMS]:
+            self.disk.remove(("sum", old.field_sum_digest))
 
     # ---- roster ----
 

@@ -6,6 +6,7 @@ Where a promise is kept twice over, one of the two may be broken and nothing com
 (``REDUNDANT``); the life that breaks both is in ``FOUND``.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,17 @@ from msgspec.structs import replace
 
 from lensemble.ids import Digest, NodeId
 from lensemble.wire import fence, messages
+from lensemble.wire.steps import TakenStep
 from lensemble_coord.training import outer_round as r
 from lensemble_node import attempt, participation, provision, signals
+from lensemble_node.worker.state_store import Goal
 from tests.sim.books import Books
 from tests.sim.coord_host import CoordinatorHost
 from tests.sim.mask_side import At, SimSecrets
 from tests.sim.node_host import NodeHost
 from tests.sim.parts import Parts, Transition
 from tests.sim.session import SimSession
+from tests.sim.states import SimStates, stepped
 from tests.sim.worker import Job, SimWorker
 from tests.sim.world import Link
 
@@ -112,6 +116,40 @@ class HastyWorker(SimWorker):
     def _charge(self, vector: Digest, job: signals.Train) -> Job:
         self._ready(job, vector, reused=True)
         yield from super()._charge(vector, job)
+
+
+class CredulousStates(SimStates):
+    """They take for right whatever the step comes to."""
+
+    def agrees(self, came_to: Goal, step: TakenStep) -> bool:
+        return True
+
+
+class CredulousWorker(SimWorker):
+    """It does not look at the digest of what its step comes to."""
+
+    holder = CredulousStates
+
+
+class SkippingStates(SimStates):
+    """They take a step from whatever lies there."""
+
+    def _missed(self, goal: Goal, steps: Sequence[TakenStep]) -> tuple[TakenStep, ...]:
+        return tuple(steps[-1:]) if self.disk.keys("global") else ()
+
+    def computed(self, step: TakenStep) -> Goal:
+        contents = [self.disk.read(key) for key in self.disk.keys("global")]
+        state, momentum = contents[0], contents[1] if len(contents) > 1 else None
+        return stepped(Goal(state, momentum), step.total, step.contributors)
+
+    def agrees(self, came_to: Goal, step: TakenStep) -> bool:
+        return True
+
+
+class SkippingWorker(SimWorker):
+    """It takes the last step, from wherever it is."""
+
+    holder = SkippingStates
 
 
 class HalfWorker(SimWorker):
@@ -222,6 +260,8 @@ FOUND: dict[str, Parts] = {
         participation=_answers_again, secrets=ForgetfulSecrets
     ),
     "node: a lost link keeps its edges": Parts(provision=_keeps_edges, node=DeafNode),
+    "worker: a step is not checked": Parts(worker=CredulousWorker),
+    "worker: a step from elsewhere": Parts(worker=SkippingWorker),
     "worker: no charge": Parts(worker=FreeWorker),
     "worker: charged twice": Parts(worker=DearWorker),
     "worker: charged in one place": Parts(worker=HalfWorker),

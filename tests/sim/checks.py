@@ -10,6 +10,7 @@ from lensemble_node import attempt, participation
 from lensemble_node.provision import Pair
 from tests.coord.round_play import at_rest
 from tests.sim.mask_side import At
+from tests.sim.states import SimStates
 
 if TYPE_CHECKING:
     from tests.sim.books import Books
@@ -177,6 +178,13 @@ class Checks:
         if isinstance(joined, participation.Joined):
             epochs = {self.federation.coord.provisioned[edge] for edge in pair.edges}
             assert epochs == {joined.session.epoch}, f"{node.name} makes edges of {epochs}"
+
+    def node_trains(self, node: "NodeHost", round_index: int, states: SimStates) -> None:
+        """What a node trains from, and will step from, is what the coordinator committed."""
+        prior = next(each for each in self.truth if each.round == round_index - 1)
+        for kind, due in (("state", prior.next_digest), ("momentum", prior.momentum_digest)):
+            held = due is None or states.content((kind, due)) == due
+            assert held, f"{node.name} trains from another {kind}"
 
     def node_closed(self, node: "NodeHost", round_index: int, *, adopt: bool) -> None:
         """A node takes as its own state exactly what the ledger says that it contributed to."""

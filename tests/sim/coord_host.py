@@ -19,8 +19,10 @@ from lensemble.wire import codec, messages
 from lensemble_coord import roster
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training import record as records
+from lensemble_node.worker.state_store import Goal
 from tests.coord.round_play import RoundAudit, at_rest
 from tests.sim.mask_side import At, digest_of
+from tests.sim.states import stepped
 from tests.sim.session import ECHOES, SimSession, Told
 from tests.sim.terms import CANONICAL, CONFIG_HASH, FEDERATION, LAYOUT, WORKLOAD
 from tests.sim.world import Actor, Host, Link, Pause, Timers
@@ -67,6 +69,7 @@ class CoordinatorHost(Host):
         self.epochs, self.edge_numbers = started, started << 8
         self.spent_before = (position.round, position.attempt)
         self.opening: messages.RoundOpen | None = None
+        self.origin = self.books.origin()
         self.keys: dict[NodeId, messages.RosterEntry] = {}
         self.roster: tuple[NodeId, ...] = ()
         left = self.books.unfinished_rounds
@@ -271,8 +274,7 @@ class CoordinatorHost(Host):
             case r.OfferState(node=node, held=held):
                 for session in self.present((node,)):
                     self._remember_keys(session)
-                    if held.nbytes < LAYOUT.nbytes:
-                        session.offer_state(held.nbytes)
+                    session.offer_state(held)
             case r.SendRoster():
                 self._send_roster(action)
             case r.BeginCollect(nodes=nodes):
@@ -310,16 +312,19 @@ class CoordinatorHost(Host):
                 self._failed((action.round, action.attempt), error)
                 return
             spent = self.spent_before
+            self.origin = self.books.origin()
             self.opening = messages.RoundOpen(
                 **self.fence,
                 prior_digest=action.digest,
+                prior_momentum=self.origin.momentum,
+                steps=self.origin.steps,
                 layout_digest=LAYOUT.digest,
                 config_hash=CONFIG_HASH,
                 roster_digest=CONFIG_HASH,
                 sketch_seed=self.federation.sketch(action.round),
                 inner_steps=WORKLOAD.inner.steps,
                 global_step=action.round * WORKLOAD.inner.steps,
-                state_bytes=LAYOUT.nbytes,
+                state_bytes=self.origin.nbytes,
                 field=messages.FieldParams(k=WORKLOAD.field.k, n_max=WORKLOAD.field.n_max),
                 spent_before=spent[1] if spent[0] == action.round else 0,
                 answer_within_s=self.rules.open_timeout_s,
@@ -429,8 +434,8 @@ class CoordinatorHost(Host):
     def _commit(self, action: r.Commit, at: At) -> r.Event:
         tail = self.books.tail()
         count = len(action.contributors)
-        digest = digest_of("state", tail.next_digest, action.field_sum, count)
-        momentum = digest_of("momentum", tail.momentum_digest, action.field_sum, count)
+        before = Goal(tail.next_digest, tail.momentum_digest)
+        digest, momentum = stepped(before, action.field_sum, count)
         self.books.disk.put(("weights", digest), True)
         record = records.ContributionRecord(
             federation=FEDERATION,

@@ -63,6 +63,7 @@ class Trouble:
         "commitments_late": 0.3,
         "shares_late": 0.1,
         "answers_late": 0.2,
+        "miscomputes": 0.2,
         "dies_masking": 0.3,
         "dies_committing": 0.3,
     }

@@ -8,6 +8,7 @@ from lensemble.errors import Response
 from lensemble.ids import Digest, EdgeId, NodeId, SlotIndex
 from lensemble.wire import codec, fence, messages
 from lensemble_coord.training import outer_round as r
+from lensemble_coord.training.downlink import Origin
 from lensemble_coord.training.session import (
     ANNOUNCEMENT_TIMEOUT_S,
     LAST_WORD_S,
@@ -17,8 +18,8 @@ from lensemble_coord.training.session import (
 )
 from tests.sim.edges import Region, RxEnd, TxEnd
 from tests.sim.mask_side import At, sign
+from tests.sim.states import CHUNK
 from tests.sim.terms import CAPACITY_BYTES, CONFIG_HASH, COORDINATOR, FEDERATION, LAYOUT, SLOTS
-from tests.sim.worker import DATA_CHUNKS
 from tests.sim.world import Link, brief
 
 if TYPE_CHECKING:
@@ -288,7 +289,10 @@ class SimSession:
 
     # ---- state out ----
 
-    def offer_state(self, from_byte: int) -> None:
+    def offer_state(self, held: r.Holding) -> None:
+        origin = self.coord.origin
+        if held.nbytes >= origin.nbytes:
+            return
         pair = self._pair
         if pair is None or pair.tx is None:
             return
@@ -296,14 +300,27 @@ class SimSession:
             self._break("a state is still being sent on this edge")
             return
         ground = self.coord.state.ground
-        at, digest = (ground.round, ground.attempt), ground.digest
-        self.coord.books.require_weights(digest)
-        size = LAYOUT.nbytes // DATA_CHUNKS
-        starts = range(from_byte, LAYOUT.nbytes, size)
-        data = [("data", start, min(size, LAYOUT.nbytes - start)) for start in starts]
-        pair.outgoing.extend([("head", "state", at, digest, from_byte), *data, ("tail", digest)])
+        at = (ground.round, ground.attempt)
+        for kind, digest, offset in self._parts(origin, held):
+            starts = range(offset, LAYOUT.nbytes, CHUNK)
+            data = [("data", start, min(CHUNK, LAYOUT.nbytes - start)) for start in starts]
+            pair.outgoing.extend([("head", kind, at, digest, offset), *data, ("tail", digest)])
         pair.sending = True
         self._pump(pair)
+
+    def _parts(self, origin: Origin, held: r.Holding) -> list[tuple[str, Digest, int]]:
+        """Kind, digest and first byte of every blob."""
+        steps = origin.steps[-held.follows :] if held.follows else ()
+        if steps and all(self.coord.books.has_sum(step.total) for step in steps):
+            self.world.note(self.coord, "sends", f"{len(steps)} sums to {self.node[:6]}")
+            first = held.of_sum - held.of_sum % CHUNK
+            return [("sum", step.total, first if step is steps[0] else 0) for step in steps]
+        self.world.note(self.coord, "sends", f"the state from {held.nbytes} to {self.node[:6]}")
+        self.coord.books.require_weights(origin.state)
+        parts = [("state", origin.state, held.nbytes)] if held.nbytes < LAYOUT.nbytes else []
+        if origin.momentum is not None:
+            parts.append(("momentum", origin.momentum, max(0, held.nbytes - LAYOUT.nbytes)))
+        return parts
 
     def _fill(self, pair: _Pair, slot: SlotIndex) -> None:
         pair.free.append(slot)

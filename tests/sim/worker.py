@@ -7,26 +7,26 @@ disk entry by entry, so that it can die, or the power go, between any two.
 
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lensemble.errors import (
     ArtifactError,
-    FrameError,
     LensembleError,
     PrivacyBudgetExceeded,
     StorageError,
 )
 from lensemble.ids import Digest
 from lensemble_node import signals
+from lensemble_node.worker.state_store import Goal
 from tests.sim.disk import Torn
 from tests.sim.edges import Region
 from tests.sim.mask_side import At, digest_of
+from tests.sim.states import DATA_CHUNKS, SimStates
 
 if TYPE_CHECKING:
     from tests.sim.node_host import NodeHost
 
 STEPS = 2
-DATA_CHUNKS = 2
 Job = Generator[float, None, None]
 
 
@@ -44,6 +44,8 @@ class Ring:
 
 class SimWorker:
     """One process; ``say`` puts an event on the pipe to its daemon."""
+
+    holder: ClassVar[type[SimStates]] = SimStates
 
     def __init__(self, node: "NodeHost", say: Callable[[signals.Event], None]) -> None:
         self.node = node
@@ -63,8 +65,7 @@ class SimWorker:
         self._waits_for_slot = False
         self._release: tuple[int, Digest] | None = None
         self._masked: tuple[At, Digest, Digest] | None = None
-        self._want: tuple[At, Digest, int] | None = None
-        self._inbound: list[Any] | None = None
+        self.states = self.holder(node)
         self._refused: set[int] = set()
 
     # ---- life ----
@@ -238,7 +239,7 @@ class SimWorker:
         ring = self.rings.pop(edge, None)
         if ring is not None:
             if ring.direction == "rx":
-                self._inbound = self._want = None
+                self.states.reset()
             if all(other.region is not ring.region for other in self.rings.values()):
                 ring.region.users.discard(f"worker {id(self)}")
         self._refused.discard(edge)
@@ -249,28 +250,23 @@ class SimWorker:
     def _bind(self, command: signals.Bind) -> None:
         self._halt = self._halt or self._supersedes(command)
         self._masked = None
-        at, digest = (command.round, command.attempt), Digest(command.prior_digest)
+        at = (command.round, command.attempt)
+        goal = Goal(Digest(command.prior_digest), command.prior_momentum)
         if self.node.happens("declines"):
             self.say(signals.Failed(code="dataset", message="gone", round=at[0], attempt=at[1]))
             return
-        held = self._held(digest)
-        total = self.node.state_bytes
-        self._want = (at, digest, held) if held < total else None
-        if self._inbound is not None and not self._inbound[3]:
-            self._inbound = None
-        self.say(signals.Bound(round=at[0], attempt=at[1], holds_bytes=held))
-        if held == total:
-            self.say(signals.StateHeld(digest=digest))
-
-    def _held(self, digest: Digest) -> int:
-        whole = self.disk.read(("global", digest))
-        if whole == digest:
-            return self.node.state_bytes
-        if whole is not None:
-            self.disk.remove(("global", digest))
-        part = self.disk.read(("part", digest), 0)
-        size = part.was if isinstance(part, Torn) else part
-        return int(min(size, self.node.state_bytes - 4))
+        held = self.states.expect(at, goal, command.steps)
+        self.say(
+            signals.Bound(
+                round=at[0],
+                attempt=at[1],
+                holds_bytes=held.nbytes,
+                follows=held.follows,
+                holds_of_sum=held.of_sum,
+            )
+        )
+        if self.states.holds(goal):
+            self.say(signals.StateHeld(digest=goal.state))
 
     def _read(self, command: signals.Ready) -> None:
         ring = self.rings.get(command.edge)
@@ -282,57 +278,21 @@ class SimWorker:
                 self._feed(ring.region.slots[command.slot])
             except LensembleError as error:
                 self._refused.add(ring.edge)
-                self._fail(error, None if self._inbound is None else self._inbound[0])
+                self._fail(error, self.states.at)
                 self.say(signals.Spoiled(edge=ring.edge, reason=error.code))
-                self._inbound = None
         self.say(signals.Consumed(edge=command.edge, slot=command.slot))
 
     def _feed(self, chunk: tuple[Any, ...]) -> None:
-        if self._inbound is None:
-            if self._want is None:
-                raise FrameError("a chunk on the state edge that no state was asked for")
-            at, digest, held = self._want
-            self._want = None
-            # at, digest, position, begun, whether it is kept
-            keep = self._held(digest) < self.node.state_bytes
-            self._inbound = [at, digest, held, True, keep]
-            if chunk != ("head", "state", at, digest, held):
-                raise FrameError(f"{chunk} is not the state {digest[:6]} from {held} for {at}")
-            return
-        at, digest, position, _, keep = self._inbound
-        match chunk:
-            case ("data", start, length) if start == position:
-                self._inbound[2] = position + length
-                if keep:
-                    self._write_part(digest, start, length)
-                self.say(
-                    signals.Worked(
-                        round=at[0], attempt=at[1], phase="fetching",
-                        done=position + length, total=self.node.state_bytes,
-                    )
-                )  # fmt: skip
-            case ("tail", found) if position == self.node.state_bytes and found == digest:
-                self._inbound = None
-                if keep:
-                    self._complete(digest)
-            case _:
-                raise FrameError(f"{chunk} at {position} of {digest[:6]}")
-
-    def _write_part(self, digest: Digest, start: int, length: int) -> None:
-        part = self.disk.read(("part", digest), 0)
-        size = start + length
-        self.disk.write(("part", digest), Torn(size) if isinstance(part, Torn) and start else size)
-
-    def _complete(self, digest: Digest) -> None:
-        if isinstance(self.disk.read(("part", digest)), Torn):
-            # The prefix is not what was sent: the digest over all of it shows it.
-            self.disk.remove(("part", digest))
-            raise FrameError(f"the state {digest[:6]} does not have its digest")
-        self.disk.write(("global", digest), digest)
-        for key in (*self.disk.keys("part"), *self.disk.keys("global")):
-            if key != ("global", digest):
-                self.disk.remove(key)
-        self.say(signals.StateHeld(digest=digest))
+        completed = self.states.feed(chunk)
+        if completed is not None:
+            self.say(signals.StateHeld(digest=completed))
+        elif self.states.at is not None:
+            at, (done, total) = self.states.at, self.states.progress
+            self.say(
+                signals.Worked(
+                    round=at[0], attempt=at[1], phase="fetching", done=done, total=total
+                )
+            )
 
     # ---- training ----
 
@@ -361,8 +321,9 @@ class SimWorker:
         self._release = self._masked = None
         prior = Digest(job.prior_digest)
         yield from self._spend_before(job)
-        if self._held(prior) < node.state_bytes:
+        if self.states.content(("state", prior)) is None:
             raise ArtifactError(f"the state {prior[:6]} is not on this node")
+        node.federation.checks.node_trains(node, job.round, self.states)
         known, spent = self._trained(job.round), disk.read(("spent", job.round))
         if known is not None and known[1] == prior and spent != known[0]:
             vector = known[0]
