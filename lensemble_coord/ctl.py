@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from functools import partial
 
@@ -263,11 +263,11 @@ async def _pause(changed: trio.Event, longest_s: float) -> None:
 
 
 async def _watch(
-    members: Members, name: str, request: requests.Members
+    members: Members, listing: Callable[[], replies.MemberList], request: requests.Members
 ) -> AsyncGenerator[replies.Reply, None]:
     while True:
         changed = members.changed
-        yield members.listing(name)
+        yield listing()
         if not request.watch:
             return
         await _pause(changed, request.interval_s)
@@ -284,7 +284,8 @@ def routed(
         if isinstance(request, requests.OfModels):
             return models.answer(request)
         if isinstance(request, requests.Members):
-            return _watch(members, answers.greeting.name, request)
+            listing = partial(draining.marked, partial(members.listing, answers.greeting.name))
+            return _watch(members, listing, request)
         return answers.answer(request)
 
     return answer

@@ -1,8 +1,9 @@
 """Lets go of a node: answers ``lensemblectl drain``, and tells everything that uses nodes."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import trio
+from msgspec.structs import replace
 
 from lensemble.ctl import replies, requests
 from lensemble.ids import NodeId
@@ -38,6 +39,12 @@ class Draining:
             return ""
         busy = self._orchestrator.runs_on(node) or self._in_round(node)
         return "draining" if busy else "drained"
+
+    def marked(self, listing: Callable[[], replies.MemberList]) -> replies.MemberList:
+        """``listing`` with what is known here of drained members."""
+        plain = listing()
+        members = tuple(replace(each, drain=self.word(NodeId(each.node))) for each in plain.members)
+        return replace(plain, members=members)
 
     async def answer(self, request: requests.Drain) -> AsyncGenerator[replies.Reply, None]:
         """The replies to ``request``.

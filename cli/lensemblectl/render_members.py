@@ -21,7 +21,9 @@ def table(reply: replies.MemberList) -> list[RenderableType]:
         rows.add_row(
             f"{each.name} *" if each.coordinator else each.name,
             words.short(each.node),
-            Text(each.state, COLOURS.get(each.state, "")),
+            Text.assemble(
+                (each.state, COLOURS.get(each.state, "")), f", {each.drain}" if each.drain else ""
+            ),
             words.brief(each.since_s),
             "" if each.rtt_ms is None else words.milliseconds(each.rtt_ms),
             each.path,

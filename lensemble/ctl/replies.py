@@ -447,6 +447,8 @@ class MemberStatus(_Fact, frozen=True, kw_only=True):
     reason: str = ""
     """Of the last change."""
     coordinator: bool = False
+    drain: str = ""
+    """draining, drained; only the coordinator tells."""
 
 
 class MemberList(_Fact, frozen=True, kw_only=True, tag=True):

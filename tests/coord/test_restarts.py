@@ -1,5 +1,6 @@
 """Runs of a coordinator that ends in their midst, and drained nodes; on scripted stages."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,9 @@ async def test_a_run_that_replaces_moves_off_a_drained_node(tmp_path: Path) -> N
         assert "it is drained" in [each.reason for each in plan.unused if each.name == "node-1"]
         here_now = here.coordinator.serving.answers.observer.status().participants
         assert [each.drain for each in here_now] == ["", "drained", ""]
+        known = here.coordinator.serving
+        listed = known.draining.marked(partial(known.members.listing, "coordinator"))
+        assert {each.drain for each in listed.members if each.name == "node-1"} <= {"drained"}
         (back,) = await drain(here, undo=True)
         assert back.state == "in use"
         await drain(here, "node-2", wait=True)

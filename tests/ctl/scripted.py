@@ -105,6 +105,7 @@ MEMBERS = replies.MemberList(
         ),
         replies.MemberStatus(
             name="node-c", node="d0" * 32, state="left", since_s=90_000.0, incarnation=1,
+            drain="drained",
             path="none", reason="left by itself",
         ),
     ),
