@@ -21,9 +21,7 @@ def table(reply: replies.MemberList) -> list[RenderableType]:
         rows.add_row(
             f"{each.name} *" if each.coordinator else each.name,
             words.short(each.node),
-            Text.assemble(
-                (each.state, COLOURS.get(each.state, "")), f", {each.drain}" if each.drain else ""
-            ),
+            Text(each.state, COLOURS.get(each.state, "")),
             words.brief(each.since_s),
             "" if each.rtt_ms is None else words.milliseconds(each.rtt_ms),
             each.path,
@@ -38,6 +36,8 @@ def table(reply: replies.MemberList) -> list[RenderableType]:
     if troubled:
         parts.append(Text())
     parts += [Text(words.member_line(each, reply), "yellow") for each in troubled]
+    drained = [each for each in reply.members if each.drain]
+    parts += [Text(f"{each.name or words.short(each.node)} is {each.drain}") for each in drained]
     if reply.refused:
         parts.append(Text(f"refused: {words.counts(reply.refused)}", "dim"))
     return parts

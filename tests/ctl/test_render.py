@@ -152,7 +152,16 @@ def test_members_are_told_whole_at_80_columns(width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines())
     head = "lab sees 1 of 3 others alive; it probes one every 2 s (wan); it doubts itself (1 of 8)"
     assert head in text.replace("\n", " ")
-    for part in ["a0" * 6, "suspect", "67min", "1450 ms", "relayed", "FLAPS", "25h", "drained"]:
+    for part in [
+        "a0" * 6,
+        "suspect",
+        "67min",
+        "1450 ms",
+        "relayed",
+        "FLAPS",
+        "25h",
+        "node-c is drained",
+    ]:
         assert part in text
     assert any(line.startswith("a-node-with-a-long-") for line in text.splitlines())
 
