@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from lensemble.ctl import replies, requests
 from lensemble.ctl.client import Client, DaemonUnreachable
 from lensemble_local.processes import spawn
+from tests.e2e.log_scan import faults
 
 COORDINATOR = "coordinator"
 POLL_S = 0.02
@@ -211,6 +212,9 @@ class Federation:
             process.signal(signal.SIGTERM)
         for process in running:
             process.exit_status()
+        for process in self.processes():
+            found = faults(process.log, process.place / "state" / "identity.key")
+            assert not found, "\n".join(found)
 
     # ---- what is going on ----
 
