@@ -46,12 +46,14 @@ class Serving(msgspec.Struct, frozen=True):
     models: ModelAnswers
     draining: Draining
     members: members.Members
-    surfaces: Mapping[str, str] = {}
-    """Where HTTP is served: the address of ``http`` and of ``metrics``."""
-
     @property
     def federation(self) -> FederationId:
         return self.store.federation
+
+    @property
+    def surfaces(self) -> Mapping[str, str]:
+        """Where HTTP is served: the address of ``http`` and of ``metrics``."""
+        return self.answers.observer.surfaces
 
     @property
     def digest(self) -> Digest:
@@ -167,7 +169,7 @@ async def serve(
                     server.serve, config.socket_path, answer, answers.greeting
                 )
                 answers.observer.refused_by_socket = counts.refused
-                surfaces = await nursery.start(
+                answers.observer.surfaces = await nursery.start(
                     door.serve, config, Parts(answers.observer, rounds, orchestrator, circle)
                 )
                 journal.note("coordinator.serving", node=driver.node, name=config.name)
@@ -182,7 +184,6 @@ async def serve(
                     models,
                     draining,
                     circle,
-                    surfaces,
                 )
                 task_status.started(serving)
                 await trio.sleep_forever()

@@ -86,6 +86,7 @@ def coordinator(status: replies.CoordinatorStatus, width: int) -> RenderableType
             ("node", status.node),
             ("federation", status.federation),
             ("listens at", ", ".join(status.addresses)),
+            ("serves", ", ".join(f"{k} at {v}" for k, v in status.surfaces.items())),
             ("workload", f"{status.workload}, config hash {words.short(status.config_hash)}"),
             ("state", words.short(status.digest)),
             ("aggregation", status.aggregation),

@@ -323,6 +323,8 @@ class CoordinatorStatus(_Fact, frozen=True, kw_only=True, tag=True):
     """Of the arena, by the edges there are."""
     rss_bytes: int = 0
     alerts: tuple[str, ...] = ()
+    surfaces: dict[str, str] = {}
+    """Where HTTP is served: the address of ``http`` and of ``metrics``."""
 
 
 class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):

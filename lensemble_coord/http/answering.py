@@ -14,7 +14,7 @@ from lensemble_coord.http.choice import choose
 from lensemble_coord.http.refusal import Refused, wrong
 from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.orchestrator import Orchestrator
-from lensemble_coord.inference.request import Answer, Request, Token
+from lensemble_coord.inference.request import Answer, Pause, Request, Token
 
 BODY_TIMEOUT_S = 30.0
 MAX_DRAINED_BYTES = 8 * MAX_BODY_BYTES
@@ -89,7 +89,7 @@ async def answer(orchestrator: Orchestrator, wish: Wish, send: Send) -> None:
         return
     shape = shapes.Shape(run, chats=wish.chats, include_usage=wish.include_usage)
     try:
-        await (_stream if wish.stream else _whole)(run, request, shape, send)
+        await _carry(run, request, (_Stream if wish.stream else _Whole)(shape, send))
     finally:
         request.cancel()
 
@@ -118,50 +118,72 @@ async def _begin(orchestrator: Orchestrator, wish: Wish) -> tuple[ModelRun, Requ
     return run, run.begin(prompt, wish.sampling, wish.max_tokens, wish.stops)
 
 
-async def _whole(run: ModelRun, request: Request, shape: shapes.Shape, send: Send) -> None:
-    said: list[str] = []
-    end: Answer | None = None
-    async for piece in request.pieces:
-        match piece:
-            case Token(text=text):
-                said.append(text)
-            case Answer():
-                end = piece
-    if end is None or end.finish not in FINISHED:
-        await send_refusal(send, _unfinished(run, end))
-        return
-    tree = shape.whole("".join(said) + end.text, end.finish, end.usage)
-    await send_whole(send, 200, JSON, msgspec.json.encode(tree))
+class _Whole:
+    """An answer in one piece."""
+
+    def __init__(self, shape: shapes.Shape, send: Send) -> None:
+        self._shape, self._send = shape, send
+        self._said: list[str] = []
+
+    async def add(self, text: str) -> None:
+        self._said.append(text)
+
+    async def wait(self) -> None:
+        pass
+
+    async def finish(self, end: Answer) -> None:
+        tree = self._shape.whole("".join(self._said) + end.text, end.finish, end.usage)
+        await send_whole(self._send, 200, JSON, msgspec.json.encode(tree))
+
+    async def fail(self, refused: Refused) -> None:
+        await send_refusal(self._send, refused)
 
 
-async def _stream(run: ModelRun, request: Request, shape: shapes.Shape, send: Send) -> None:
-    """As events; until the first token there may still be a refusal with a status of its own."""
-    begun = False
-    end: Answer | None = None
-    async for piece in request.pieces:
-        match piece:
-            case Token(text=text):
-                if not begun:
-                    await _begin_stream(send)
-                if text or not begun:
-                    await send(_piece(shape.piece(text)))
-                begun = True
-            case Answer():
-                end = piece
-    if end is None or end.finish not in FINISHED:
-        refused = _unfinished(run, end)
-        if begun:
-            await send(_piece(shapes.failure(refused), more=False))
+class _Stream:
+    """An answer as events; until its first token it may still be refused with a status."""
+
+    def __init__(self, shape: shapes.Shape, send: Send) -> None:
+        self._shape, self._send = shape, send
+        self._begun = False
+
+    async def add(self, text: str) -> None:
+        if not self._begun:
+            await self._send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        if text or not self._begun:
+            await self._send(_piece(self._shape.piece(text)))
+        self._begun = True
+
+    async def wait(self) -> None:
+        """A comment, which clients pass over: the connection is alive."""
+        if self._begun:
+            await self._send(_piece(b": a stage is replaced; the answer goes on\n\n"))
+
+    async def finish(self, end: Answer) -> None:
+        rest = self._shape.piece(end.text) if end.text else b""
+        last = self._shape.piece("", end.finish) + self._shape.usage(end.usage)
+        await self._send(_piece(rest + last + shapes.DONE, more=False))
+
+    async def fail(self, refused: Refused) -> None:
+        if self._begun:
+            await self._send(_piece(shapes.failure(refused), more=False))
         else:
-            await send_refusal(send, refused)
-        return
-    rest = shape.piece(end.text) if end.text else b""
-    last = rest + shape.piece("", end.finish) + shape.usage(end.usage) + shapes.DONE
-    await send(_piece(last, more=False))
+            await send_refusal(self._send, refused)
 
 
-async def _begin_stream(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+async def _carry(run: ModelRun, request: Request, out: _Whole | _Stream) -> None:
+    end: Answer | None = None
+    async for piece in request.pieces:
+        match piece:
+            case Token(text=text):
+                await out.add(text)
+            case Pause():
+                await out.wait()
+            case Answer():
+                end = piece
+    if end is None or end.finish not in FINISHED:
+        await out.fail(_unfinished(run, end))
+    else:
+        await out.finish(end)
 
 
 def _piece(content: bytes, *, more: bool = True) -> Message:

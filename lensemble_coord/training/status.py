@@ -68,6 +68,7 @@ class Observer:
         self._reception = reception
         self._since = trio.current_time()
         self.refused_by_socket: Mapping[str, int] = {}
+        self.surfaces: Mapping[str, str] = {}
         self.drain_word: Callable[[NodeId], str] = _in_use
 
     def status(self) -> replies.CoordinatorStatus:
@@ -99,6 +100,7 @@ class Observer:
                 free_bytes=store.free_bytes(),
             ),
             leased_bytes=self._reception.leased_bytes,
+            surfaces=dict(self.surfaces),
             rss_bytes=rss_bytes(),
             alerts=(*warnings(store), *rounds.gate.alerts) if self._config.trains else (),
         )

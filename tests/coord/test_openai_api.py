@@ -271,6 +271,36 @@ async def test_a_fault_in_the_middle_ends_a_stream_with_an_error(tmp_path: Path)
         assert "".join(said)
 
 
+async def test_a_stream_goes_on_over_a_replaced_stage(tmp_path: Path) -> None:
+    async with api(tmp_path, ready=False, nodes=3) as here:
+        await here.here.provision(split="0:2@node-0,2:4@node-1", on_fault="replace")
+        for each in here.here.stages:
+            each.slow_s = 0.01
+        raw: list[str] = []
+
+        def ask() -> None:
+            asked = {**GREEDY, "prompt": "hello there", "max_tokens": 25, "stream": True}
+            with here.client.completions.with_streaming_response.create(**asked) as told:
+                raw.extend(told.iter_lines())
+
+        async def lose() -> None:
+            (run,) = here.here.orchestrator.runs.values()
+            await until(lambda: any(each.drawn > 5 for each in run.requests.values()))
+            await here.here.stages[1].node.link.close("killed")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose)
+            await here.call(ask)
+        lines = [each.removeprefix("data: ") for each in raw if each.startswith("data: ")]
+        assert lines.pop() == "[DONE]"
+        chunks = [json.loads(each)["choices"][0] for each in lines]
+        assert "".join(each["text"] for each in chunks) == here.expected(most=25)
+        assert chunks[-1]["finish_reason"] == "length"
+        assert [each for each in raw if each.startswith(":")] == [
+            ": a stage is replaced; the answer goes on"
+        ]
+
+
 async def test_a_full_queue_says_when_to_ask_again(tmp_path: Path) -> None:
     async with api(tmp_path, sessions=1, max_waiting=1) as here:
         for each in here.here.stages:
