@@ -54,14 +54,19 @@ class Draining:
             StorageError: it cannot be made durable; then nothing has changed.
         """
         node = self._store.find(request.node)
+        note, name = self._rounds.journal.note, self._store.name(node)
         if request.undo:
-            await self._drains.remove(node)
+            if await self._drains.remove(node):
+                note("node.in_use", node=node, peer=name)
             await self._rounds.hear(outer_round.MemberRests(node, resting=False))
             yield self._status(node, ())
             return
+        known = node in self._drains.nodes
         await self._drains.add(node, request.reason)
+        if not known:
+            note("node.drained", node=node, peer=name, reason=request.reason)
         await self._rounds.hear(outer_round.MemberRests(node))
-        said = f"{self._store.name(node)} is drained: {request.reason}"
+        said = f"{name} is drained: {request.reason}"
         stays = await self._orchestrator.move_off(node, said, force=request.force)
         while True:
             status = self._status(node, tuple(stays))

@@ -69,6 +69,8 @@ def replacement_line(left: replies.Replacement) -> str:
         if seconds is not None
     ]
     took = f"pause {after}" if left.ready_s is not None else after
+    if left.teardown not in {"", "clean"}:
+        spans.append(f"teardown {left.teardown}: {'; '.join(left.complaints)}")
     return f"plan {left.run_epoch} was left: {why}{without}; {', '.join((took, *spans))}"
 
 

@@ -609,6 +609,9 @@ class Replacement(_Fact, frozen=True, kw_only=True):
     dropped: str = ""
     """The node that is left out since; empty where none was to blame."""
     dropped_name: str = ""
+    teardown: str = ""
+    """clean, faulted, timed out; empty until its stages are gone."""
+    complaints: tuple[str, ...] = ()
     cleared_s: float | None = None
     """Until its stages held nothing any more."""
     planned_s: float | None = None

@@ -64,6 +64,8 @@ class Left(msgspec.Struct):
     reason: str
     at: float
     dropped: NodeId | None = None
+    teardown: staging.Teardown | None = None
+    complaints: tuple[str, ...] = ()
     cleared_s: float | None = None
     planned_s: float | None = None
     ready_s: float | None = None
@@ -351,6 +353,11 @@ class ModelRun:
             plan=before.ground.epoch, reason=reason,
         )  # fmt: skip
 
+    def _cleared(self, left: Left) -> None:
+        left.cleared_s = trio.current_time() - left.at
+        if isinstance(self.state, staging.TornDown):
+            left.teardown, left.complaints = self.state.teardown, self.state.complaints
+
     def _announce(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
@@ -358,7 +365,7 @@ class ModelRun:
     async def _perform(self, action: survival.Action) -> None:
         match action:
             case survival.Plan(without):
-                self.left[-1].cleared_s = trio.current_time() - self.left[-1].at
+                self._cleared(self.left[-1])
                 self._nursery.start_soon(self._plan_again, without)
             case survival.Carry(epoch):
                 await self._carry(epoch)

@@ -110,6 +110,8 @@ def _replacement(left: Left) -> replies.Replacement:
         fault=why,
         dropped=gone[0].node if gone else "",
         dropped_name=gone[0].name if gone else "",
+        teardown=left.teardown or "",
+        complaints=left.complaints,
         cleared_s=left.cleared_s,
         planned_s=left.planned_s,
         ready_s=left.ready_s,

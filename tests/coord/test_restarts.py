@@ -148,6 +148,19 @@ async def test_how_runs_ended_is_known_after_a_restart(tmp_path: Path) -> None:
         assert await here.status(run) == before
 
 
+async def test_a_plan_that_cannot_be_written_down_reaches_no_node(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=4) as here:
+        (tmp_path / "state" / "runs").write_bytes(b"in the way")
+        over = await here.provision(split=SPLIT, on_fault="replace")
+        assert (over.outcome, over.teardown) == ("faulted", "clean")
+        assert over.fault is not None
+        assert over.fault.code == "storage"
+        assert not any(each.orders for each in here.stages)
+        await here.at_rest()
+        (tmp_path / "state" / "runs").unlink()
+        assert (await here.provision(split=SPLIT)).takes_requests
+
+
 def test_rows_that_cannot_be_read_are_passed_by(tmp_path: Path) -> None:
     rows = RunRows(tmp_path / "runs")
     assert rows.load() == []

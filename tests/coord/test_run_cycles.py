@@ -11,13 +11,23 @@ from typing import Any
 import pytest
 
 from lensemble.ctl import requests
+from lensemble.ctl.replies import Answered
 from lensemble.wire import stages
 from tests.coord.test_model_runs import WORDS, Rig, rig
 
 MAX_GROWTH_BYTES = 8 << 20
 """Of this process, the scripted nodes with it, after the first fifth of the cycles."""
 
-ENDS = ("left", "stopped early", "refused", "cancelled", "answered", "faulted", "torn down")
+ENDS = (
+    "left",
+    "stopped early",
+    "refused",
+    "cancelled",
+    "answered",
+    "faulted",
+    "replaced",
+    "torn down",
+)
 
 
 def rss_bytes() -> int:
@@ -33,7 +43,8 @@ def held() -> tuple[int, int]:
 async def cycle(here: Rig, how: str) -> str:
     """One run that ends so; its outcome."""
     wish = {"model": str(here.model), "split": "0:2,2:4", "ctx": 64, "rows": 4, "sessions": 2}
-    here.stages[1].refuse = "engine" if how == "refused" else ""
+    for each in here.stages[1:]:
+        each.refuse = "engine" if how == "refused" else ""
     if how in {"left", "refused"}:
         async with aclosing(here.answers.answer(requests.ProvisionModel(**wish))) as given:
             run = (await anext(given)).run
@@ -43,7 +54,8 @@ async def cycle(here: Rig, how: str) -> str:
         run = (await here.last(requests.ProvisionModel(**wish, detach=True))).run
         await here.last(requests.StopRun(run=run))
     else:
-        run = (await here.provision(**wish)).run
+        on_fault = "replace" if how == "replaced" else "fail"
+        run = (await here.provision(**wish, on_fault=on_fault)).run
         await _use(here, run, how)
     over = await here.until_over(run)
     assert over.teardown == "clean"
@@ -51,15 +63,24 @@ async def cycle(here: Rig, how: str) -> str:
 
 
 async def _use(here: Rig, run: str, how: str) -> None:
-    if how in {"cancelled", "faulted"}:
+    if how in {"cancelled", "faulted", "replaced"}:
         prompt = requests.Prompt(run=run, text=WORDS, max_tokens=40)
         async with aclosing(here.answers.answer(prompt)) as given:
             await anext(given)
-            if how == "faulted":
-                order = next(each for each in here.stages[0].orders if each.run == run)
+            if how in {"faulted", "replaced"}:
+                of, order = next(
+                    (each, order)
+                    for each in here.stages
+                    for order in each.orders
+                    if order.run == run
+                )
                 reason = {"code": "worker_fault", "reason": "killed", "stderr": ("x" * 100,)}
-                await here.stages[0].say(stages.StageFault, order, **reason)
+                await of.say(stages.StageFault, order, **reason)
+            if how == "faulted":
                 await here.until_over(run)
+            if how == "replaced":
+                assert [type(each) for each in [each async for each in given]][-1] is Answered
+                assert (await here.status(run)).run_epoch == 2
     elif how == "answered":
         await here.prompt(run=run)
     if how != "faulted":
@@ -73,7 +94,7 @@ async def test_runs_leave_memory_descriptors_threads_and_leases_flat(
     tmp_path: Path, cycles: int
 ) -> None:
     draw = random.Random(5)
-    async with rig(tmp_path) as here:
+    async with rig(tmp_path, nodes=3) as here:
         outcomes: list[str] = []
         settled: Any = None
         for number in range(cycles):

@@ -112,6 +112,21 @@ def test_the_daemon_of_the_middle_stage_is_killed(here: Serving) -> None:
 
 
 @pytest.mark.soak
+def test_a_worker_that_stands_still_is_replaced_too(here: Serving) -> None:
+    run = replacing(here, sessions=2)
+    wanted = undisturbed(here, run)
+    asked = two_askings(here, run)
+    victim = here.stage_pid("node-1", run)
+    os.kill(victim, signal.SIGSTOP)
+    for each, whole in zip(asked, wanted, strict=True):
+        same(each.rest(), whole)
+    (left,) = here.inspect(run).replacements
+    assert left.fault is not None
+    assert (left.fault.code, left.dropped_name) == ("stage_stalled", "node-1")
+    gone([victim])
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("here", [3], indirect=True)
 def test_without_a_spare_there_is_one_fault_and_the_survivors_are_free(here: Serving) -> None:
     run = replacing(here)
