@@ -79,11 +79,11 @@ def measured_delay_ms(network: Network, one: str, other: str) -> float:
     address = network.addresses[other]
     command = [*network.inside(other), sys.executable, "-c", ECHO, address, str(PROBES)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listening:
-        assert listening.stdout is not None
-        listening.stdout.readline()
+        lines = iter(listening.stdout or ())
+        next(lines)
         sending = [*network.inside(one), sys.executable, "-c", SEND, address, str(PROBES)]
         subprocess.run(sending, check=True)
-        return 1e3 * float(listening.stdout.readline())
+        return 1e3 * float(next(lines))
 
 
 def gaps(members: Away, run: str, tokens: int) -> list[float]:
