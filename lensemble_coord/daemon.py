@@ -46,6 +46,7 @@ class Serving(msgspec.Struct, frozen=True):
     models: ModelAnswers
     draining: Draining
     members: members.Members
+
     @property
     def federation(self) -> FederationId:
         return self.store.federation

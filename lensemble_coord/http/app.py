@@ -1,6 +1,5 @@
 """The routes, and what every request has to pass before it reaches one."""
 
-import ipaddress
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lensemble.web.hosts import names_this_machine
 from lensemble.web.serving import App, Message, Receive, Scope, Send
 from lensemble_coord.http import answering, asked, choice, shapes
 from lensemble_coord.http.keys import Keys
@@ -77,20 +77,12 @@ class Front:
             if not self._keys.admit(headers.get("authorization", "")):
                 message = "no valid API key: send `Authorization: Bearer KEY`"
                 raise Refused(401, "invalid_api_key", message)
-        elif not _names_this_machine(headers.get("host", "")):
+        elif not names_this_machine(headers.get("host", "")):
             # A page in a browser here could have its own name lead to this machine.
             raise Refused(421, "wrong_host", "without API keys, ask by a loopback address")
         if self.under_way > self._max_requests:
             message = f"{self._max_requests} requests are under way (http.max_requests)"
             raise Refused(429, "too_many_requests", message, retry=True)
-
-
-def _names_this_machine(host: str) -> bool:
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    try:
-        return name == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"})

@@ -7,6 +7,7 @@ from lensemble_coord.http.refusal import Refused
 from lensemble_coord.inference import run_status
 from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.orchestrator import Orchestrator
+from lensemble_coord.inference.revival import WAITING
 
 
 def names(orchestrator: Orchestrator) -> list[ModelRun]:
@@ -28,9 +29,11 @@ def choose(orchestrator: Orchestrator, model: str) -> ModelRun:
     able = [run for run in named if run.takes_requests]
     if able:
         return min(able, key=lambda run: (run.replacing, _load(run)))
-    if named:
-        state = run_status.public_state(named[-1])
-        raise Refused(503, "model_not_ready", f"the model `{model}` is {state}", retry=True)
+    states = [run_status.public_state(run) for run in named]
+    states += [WAITING for each in orchestrator.reviving.values() if each.row.status.model == model]
+    if states:
+        message = f"the model `{model}` is not ready: its run is {states[-1]}"
+        raise Refused(503, "model_not_ready", message, retry=True)
     last = next((each for each in reversed(orchestrator.over) if each.model == model), None)
     if last is not None and last.outcome == "faulted":
         raise of_faulted(last)

@@ -17,6 +17,7 @@ from lensemble.web.figures import Name, Values, counter, gauge, histogram, of_da
 from lensemble_coord.http.parts import Parts
 from lensemble_coord.inference import run_status, staging
 from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.inference.revival import WAITING
 from lensemble_coord.training.coordinator import RoundEnded
 from lensemble_coord.training.outer_round import RoundState
 
@@ -32,7 +33,7 @@ PUBLIC = {
 }
 RUN_STATES = (
     "planned", "provisioning", "opening", "probing", "provisioned", "running", "replacing",
-    "draining", "faulted", "tearing down",
+    "draining", "faulted", "tearing down", WAITING,
 )  # fmt: skip
 MEMBER_STATES = ("alive", "suspect", "dead", "left")
 Requests = Callable[[], Mapping[tuple[str, int], int]]
@@ -124,6 +125,7 @@ class Figures:
         runs = list(self._parts.orchestrator.runs.values())
         tally = self._parts.orchestrator.around.tally
         states = Counter(map(run_status.public_state, runs))
+        states[WAITING] = len(self._parts.orchestrator.reviving)
         by_state = {(state,): float(states[state]) for state in RUN_STATES}
         yield gauge(Name("inference_runs", "Models that are here, by state.", ("state",)), by_state)
         yield gauge(

@@ -10,7 +10,7 @@ from lensemble.logs import logger
 from lensemble.web import figures as web_figures
 from lensemble.web import serving
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.http import keys
+from lensemble_coord.http import keys, page
 from lensemble_coord.http.app import Front
 from lensemble_coord.http.figures import Figures
 from lensemble_coord.http.parts import Parts
@@ -48,7 +48,7 @@ async def serve(
             if config.metrics.address:
                 bound["metrics"] = await nursery.start(
                     serving.serve,
-                    web_figures.app(figures.collect),
+                    page.app(parts, figures.collect),
                     config.metrics.address,
                     "metrics.address",
                 )

@@ -245,6 +245,22 @@ async def test_an_unknown_model_is_not_found_and_one_that_faulted_is_unavailable
         assert run in faulted.value.message
 
 
+async def test_a_model_that_is_not_ready_is_unavailable(tmp_path: Path) -> None:
+    async with api(tmp_path, ready=False) as here:
+        here.here.stages[0].never_ready = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.here.provision)
+            await until(lambda: any(each.orders for each in here.here.stages))
+            with pytest.raises(openai.InternalServerError) as caught:
+                await here.chat()
+            assert (caught.value.status_code, caught.value.code) == (503, "model_not_ready")
+            assert "its run is provisioning" in caught.value.message
+            assert (await here.call(here.client.models.list)).data == []
+            told = await here.figures()
+            assert told["lensemble_inference_runs", (("state", "provisioning"),)] == 1
+            await here.here.last(requests.StopRun())
+
+
 async def test_a_fault_in_the_middle_ends_a_stream_with_an_error(tmp_path: Path) -> None:
     async with api(tmp_path) as here:
         for each in here.here.stages:
