@@ -7,7 +7,7 @@ extents between the coordinator and the worker.
 import os
 from collections import Counter
 from functools import partial
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import trio
 
@@ -102,6 +102,7 @@ class Member:
         self.field_use: float | None = None
         self.drift: signals.Drift | None = None
         """Of the last release; never sent."""
+        self.state_by: Literal["", "nothing", "sum", "state"] = ""
         self.releases = self.clipped = 0
         arena = Arena.create(config.edges.arena_bytes)
         worker = config.worker
@@ -263,6 +264,9 @@ class Member:
                 self.budget = budget
             case signals.Trained():
                 self._account_release(signal)
+            case signals.StateHeld(digest=digest, by=by):
+                self.state_by = by
+                self._log.info("state.held", by=by, digest=digest)
             case _:
                 return
 

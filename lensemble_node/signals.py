@@ -252,9 +252,13 @@ class Bound(SignalLine, frozen=True, kw_only=True, tag=True):
 
 
 class StateHeld(SignalLine, frozen=True, kw_only=True, tag=True):
-    """The state ``digest`` is complete, verified and on disk, and so is its momentum."""
+    """The state ``digest`` is complete, verified and on disk, and so is its momentum.
+
+    ``by``: it was held before, outer steps led to it, or it came as it is.
+    """
 
     digest: _Hash
+    by: Literal["nothing", "sum", "state"] = "state"
 
 
 class Worked(SignalLine, frozen=True, kw_only=True, tag=True):

@@ -35,6 +35,7 @@ def of(member: Member, began: float, refused_by_socket: Mapping[str, int]) -> re
         dataset=_dataset(member) if session is None or session.terms.trains else None,
         config_hash="" if terms is None else terms.config_hash,
         digest="" if session is None else session.last.digest,
+        state_by=member.state_by,
         contributions=member.contributions,
         last_contribution=member.last_contribution,
         shares_norms=config.share.norms and member.budget is None,

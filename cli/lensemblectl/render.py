@@ -148,6 +148,7 @@ def node(status: replies.NodeStatus) -> RenderableType:
                 ("dataset", _dataset(status.dataset)),
                 ("workload", status.config_hash and f"config hash {status.config_hash}"),
                 ("contributed", contributed),
+                ("state", words.STATE_BY[status.state_by]),
                 ("privacy", _privacy(status.privacy)),
                 ("drift", "" if status.drift is None else words.drift_line(status.drift)),
                 ("shares", "loss and norms, in the clear" if status.shares_norms else ""),
@@ -266,7 +267,8 @@ def _participants(who: tuple[replies.ParticipantStatus, ...], width: int) -> Ren
         return Text("no node has joined yet; `lensemblectl invite` makes a ticket for one", "dim")
     wide = width >= WIDE_COLUMNS
     rows = [_participant(each) for each in who]
-    columns = ["NAME", "DOES", "SEEN", "RTT", "AT"] + (["ROUNDS", "NODE"] if wide else [])
+    columns = ["NAME", "DOES", "SEEN", "RTT", "AT"]
+    columns += ["ROUNDS", "STATE BY", "NODE"] if wide else []
     if wide and any(each.epsilon is not None for each in who):
         columns.append("EPSILON")
     table = listing(*columns, right=("SEEN", "RTT", "ROUNDS", "EPSILON"))
@@ -287,6 +289,7 @@ def _participant(each: replies.ParticipantStatus) -> list[str]:
         "" if each.rtt_ms is None else words.milliseconds(each.rtt_ms),
         each.path,
         str(each.contributions),
+        each.state_by,
         words.short(each.node),
         "" if each.epsilon is None else f"{each.epsilon:.3f}",
     ]

@@ -129,10 +129,28 @@ def closed_line(closed: replies.RoundSummary) -> str:
         "" if closed.seconds is None else duration(closed.seconds),
         "" if closed.loss is None else f"loss {closed.loss:.4g}",
         f"state {short(closed.digest)}",
+        followed(closed),
         *closed.alerts,
     ]
     attempt = f" at attempt {closed.attempt}" if closed.attempt else ""
     return f"round {closed.index} CLOSED{attempt}: {', '.join(part for part in parts if part)}"
+
+
+STATE_BY = {
+    "": "",
+    "nothing": "held from the round before",
+    "sum": "reached by the outer step taken here; the commit is verified",
+    "state": "fetched from the coordinator",
+}
+"""How a node came to the state it last trained from."""
+
+
+def followed(closed: replies.RoundSummary) -> str:
+    """Who took the outer step themselves, and so verified the commits before, and what it saved."""
+    if not closed.by_sum:
+        return ""
+    saved = f", {size(closed.bytes_saved)} saved" if closed.bytes_saved > 0 else ""
+    return f"{closed.by_sum} of them followed by sums and verified the commit before{saved}"
 
 
 def aborted_line(aborted: replies.RoundAborted) -> str:

@@ -96,6 +96,11 @@ class ParticipantStatus(_Fact, frozen=True, kw_only=True):
     """Only from nodes that share it."""
     epsilon: float | None = None
     """What its releases have spent, as it reports; None where nothing is accounted."""
+    state_by: Literal["", "nothing", "sum", "state"] = ""
+    """How it last came to the state of a round: it held that, took the steps by their sums, or was
+    sent all of it."""
+    state_bytes: int = 0
+    """Of states and sums, on the wire, since it joined."""
     last_seen_s: float | None = None
     rtt_ms: float | None = None
     path: str = ""
@@ -293,6 +298,10 @@ class RoundSummary(_Fact, frozen=True, kw_only=True):
     closed_unix_s: float | None = None
     update_norm: float | None = None
     loss: float | None = None
+    by_sum: int = 0
+    """Contributors that came to its prior state by sums, and so verified the commits before it."""
+    bytes_saved: int = 0
+    """By that, against sending them the parameters."""
     alerts: tuple[str, ...] = ()
 
 
@@ -340,6 +349,9 @@ class NodeStatus(_Fact, frozen=True, kw_only=True, tag=True):
     dataset: DatasetStatus | None = None
     config_hash: str = ""
     digest: str = ""
+    state_by: Literal["", "nothing", "sum", "state"] = ""
+    """How it came to the state it last trained from: by ``sum``, it has taken the outer step itself
+    and found the coordinator's digests right."""
     contributions: int = 0
     last_contribution: int | None = None
     """Index of the last round this node contributed to."""

@@ -67,6 +67,9 @@ class RoundEnded(msgspec.Struct, frozen=True):
     retries: bool = False
     refusal: str = ""
     """Why the state that the round came to was not adopted."""
+    by_sum: int = 0
+    bytes_saved: int = 0
+    """By sums, which so many contributors followed, against sending them the parameters."""
 
 
 class RunEnded(msgspec.Struct, frozen=True):
@@ -553,9 +556,15 @@ class Rounds:
                 node=session.node,
                 bytes_down=session.moved["state"] - down,
                 bytes_up=session.moved["update"] - up,
+                state_by=session.activity.state_by,
                 loss=session.activity.loss,
                 epsilon=session.activity.epsilon,
             )
+
+    def _saved(self, session: Session) -> int:
+        """By how much the sums sent for this attempt are less than the parameters."""
+        before, _ = self._moved_before.get(session.node, (0, 0))
+        return self.layout.nbytes - (session.moved["state"] - before)
 
     async def _announce_close(self, action: outer_round.AnnounceClose) -> None:
         self._clear_spool()
@@ -576,6 +585,8 @@ class Rounds:
         for session in here:
             session.activity.contributions += 1
         self._note_spent(action.round, [session.activity.epsilon for session in here])
+        followed = [session for session in here if session.activity.state_by == "sum"]
+        saved = sum(self._saved(session) for session in followed)
         self._publish(
             RoundEnded(
                 action.round,
@@ -586,6 +597,8 @@ class Rounds:
                 dropped=self._left_out,
                 seconds=self._seconds,
                 refusal=self._refusal,
+                by_sum=len(followed),
+                bytes_saved=saved,
             )
         )
         self.gate.committed(action.round, action.digest, self._prior)
@@ -598,6 +611,8 @@ class Rounds:
             contributors=len(action.contributors),
             digest=action.digest,
             refusal=self._refusal,
+            by_sum=len(followed),
+            bytes_saved=saved,
             seconds=round(sum(self._seconds.values()), 3),
             **{f"{state}_s": round(spent, 3) for state, spent in self._seconds.items()},
             left_out=", ".join(f"{self.name(d.node)} ({d.code})" for d in self._left_out),

@@ -184,6 +184,8 @@ class Observer:
             contributors=tuple(self._rounds.name(node) for node in news.contributors),
             digest=news.digest,
             seconds=sum(news.seconds.values()),
+            by_sum=news.by_sum,
+            bytes_saved=news.bytes_saved,
             alerts=self._alerts(news.round, news.refusal),
         )
 
@@ -248,6 +250,8 @@ class Observer:
             total_bytes=0 if steps else doing.total,
             loss=doing.loss,
             epsilon=doing.epsilon,
+            state_by=doing.state_by,
+            state_bytes=session.moved["state"],
             last_seen_s=min(now - doing.seen, link.heard_s),
             rtt_ms=link.rtt_ms,
             path=f"{link.path} {link.remote}",

@@ -8,12 +8,12 @@ the last rounds started from what lies here, the sums of those rounds one after 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lensemble import blob
 from lensemble.blob import BlobReader, Complete, Data, Expected
 from lensemble.crash_points import reached
-from lensemble.errors import CheckpointIntegrityError, ContractViolation, FrameError, LensembleError
+from lensemble.errors import ContractViolation, FrameError, LensembleError, StorageError
 from lensemble.ids import Digest
 from lensemble.params import ParamLayout
 from lensemble.wire.steps import TakenStep
@@ -44,6 +44,7 @@ class _Wanted:
     steps: tuple[TakenStep, ...]
     due: deque[tuple[Item, TakenStep | None]] = field(default_factory=deque)
     """What is still to come, once the first header has said which way."""
+    by_sums: bool = False
 
 
 class _Passed:
@@ -168,6 +169,12 @@ class Inbound:
         return wanted.goal.state
 
     @property
+    def by(self) -> Literal["sum", "state"]:
+        """How it comes."""
+        wanted = self._now
+        return "sum" if wanted is not None and wanted.by_sums else "state"
+
+    @property
     def progress(self) -> tuple[int, int]:
         """Of what is coming in: bytes that are here, and of how many."""
         wanted, coming = self._now, self._blob
@@ -237,7 +244,8 @@ class Inbound:
     def _way(
         self, wanted: _Wanted, header: blob.BlobHeader
     ) -> deque[tuple[Item, TakenStep | None]]:
-        if header.kind == "sum" and wanted.steps:
+        wanted.by_sums = header.kind == "sum" and bool(wanted.steps)
+        if wanted.by_sums:
             return deque((self._sum(step), step) for step in wanted.steps)
         parts: deque[tuple[Item, TakenStep | None]] = deque(
             (item, None) for item in self._store.items(wanted.goal)
@@ -262,8 +270,9 @@ class Inbound:
         return wanted if isinstance(coming, _Coming) else None
 
     def _forget(self, coming: _Coming | _Passed, error: LensembleError) -> None:
-        """Nothing of the blob stays; if it was a step, it is told apart from a damaged sum."""
-        if isinstance(error, CheckpointIntegrityError) and self._now is not None:
+        """Nothing of the blob stays; to where a sum did not lead once, no other is tried."""
+        by_sum = isinstance(coming, _Coming) and coming.item.kind == "sum"
+        if by_sum and self._now is not None and not isinstance(error, StorageError):
             self._distrusted = self._now.goal
         if isinstance(coming, _Coming):
             if coming.stepping is not None:

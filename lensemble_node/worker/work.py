@@ -326,7 +326,7 @@ class Worker:
             )
         )
         if held.nbytes == desk.states.goal_bytes(goal):
-            self._port.say(signals.StateHeld(digest=goal.state))
+            self._port.say(signals.StateHeld(digest=goal.state, by="nothing"))
 
     # ---- slots ----
 
@@ -357,7 +357,7 @@ class Worker:
             self._port.say(signals.Spoiled(edge=ring.edge, reason=error.code))
             return
         if completed is not None:
-            self._port.say(signals.StateHeld(digest=completed))
+            self._port.say(signals.StateHeld(digest=completed, by=inbound.by))
         elif inbound.at is not None and self._fetched.due():
             self._tell(inbound.at, "fetching", *inbound.progress)
 

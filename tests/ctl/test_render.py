@@ -40,7 +40,7 @@ def test_a_coordinator_fits_and_cuts_nothing_but_names_and_addresses(width: int)
     assert all(len(line) <= width for line in text.splitlines())
     for part in ["training 31/50", "<1 ms", "12 ms", "73s", "127.0.0.1:40112", "9 min 48 s left"]:
         assert part in text
-    assert ("ROUNDS  NODE" in text) == (width >= render.WIDE_COLUMNS)
+    assert ("ROUNDS  STATE BY  NODE" in text) == (width >= render.WIDE_COLUMNS)
 
 
 def test_a_blob_on_its_way_leaves_room_at_80_columns() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lensemble.errors import CheckpointIntegrityError, ContractViolation, FrameError, PeerError
+from lensemble.packing import pack
 from lensemble_node.worker.download import Held, Inbound
 from lensemble_node.worker.state_store import Goal, StateStore
 from tests.node.coming import (
@@ -333,3 +334,24 @@ def test_a_sum_that_was_taken_meanwhile_is_read_and_kept_nowhere(tmp_path: Path)
 def test_a_state_that_is_not_held_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointIntegrityError):
         StateStore(tmp_path, LAYOUT).read(GOALS[0].state)
+
+
+def test_a_sum_that_comes_damaged_is_not_taken_again(tmp_path: Path) -> None:
+    """Whether the coordinator's disk or the way is at fault: the state itself is the way out."""
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    assert inbound.by == "state"
+    inbound.expect((1, 0), GOALS[2], steps_to(2))
+    damaged = sums((1, 0), 2, 1)
+    damaged[1] = pack(memoryview(bytes(60)))
+    *most, last = damaged
+    receive(inbound, most)
+    assert inbound.by == "sum"
+    with pytest.raises(ContractViolation, match="a blob with the digest"):
+        inbound.feed(memoryview(last))
+    inbound.reset()
+    require_held(tmp_path, 1)
+    assert inbound.expect((1, 1), GOALS[2], steps_to(2)) == Held(0)
+    # For a later state sums are taken again.
+    assert inbound.expect((2, 0), GOALS[3], steps_to(3)) == Held(0, 2)

@@ -30,7 +30,7 @@ def prepare(w: WorkerProcess, **more: object) -> Digest:
 
 def again(w: WorkerProcess, at: int, digest: Digest) -> signals.Trained:
     assert w.bind((at, 0), digest) == w.layout.nbytes
-    assert w.hear() == signals.StateHeld(digest=digest)
+    assert w.hear() == signals.StateHeld(digest=digest, by="nothing")
     return w.train((at, 0), digest)
 
 

@@ -53,7 +53,7 @@ def test_a_retry_sends_the_same_bytes_and_fetches_nothing(tmp_path: Path) -> Non
         first = w.train((0, 0), digest)
         w.tell(signals.Abandon(round=0, attempt=0))
         assert w.bind((0, 1), digest) == w.layout.nbytes
-        assert w.hear() == signals.StateHeld(digest=digest)
+        assert w.hear() == signals.StateHeld(digest=digest, by="nothing")
         again = w.train((0, 1), digest)
         assert again.reused
         assert again.digest == first.digest
