@@ -67,6 +67,10 @@ class Detector:
         self._reasons.pop(node, None)
         self._sleep.deadline = self._due()
 
+    def greet(self, node: NodeId) -> None:
+        """There is a way to ``node`` again."""
+        self._perform(self._machine.greet(node, trio.current_time()))
+
     def heard(self, datagram: bytes, sender: NodeId) -> str:
         """Take what ``sender`` said; the code of a refusal, empty if it is a message.
 

@@ -121,6 +121,7 @@ class Members:
         if entry != known:
             self._tell_others(peer.node, members=(entry,))
         self._detector.learn(peer.node)
+        self._detector.greet(peer.node)
 
     def noted(self, node: NodeId, note: bytes) -> None:
         """A note that came from ``node``, in a datagram or on its control way."""

@@ -132,6 +132,7 @@ class NodeDetector:
         entries = {entry.node: entry for entry in page.members if entry.node != self._driver.node}
         if page.fresh:
             here.incoming = {}
+            here.detector.greet(coordinator)
         if here.incoming is None:
             known = {n: e for n, e in {**here.members, **entries}.items() if n not in page.gone}
             self._become(here, known)

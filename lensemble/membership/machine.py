@@ -137,6 +137,16 @@ class Membership:
         if not self._roll.records:
             self._agenda.clear()
 
+    def greet(self, node: NodeId, now: float) -> tuple[Action, ...]:
+        """There is a way to ``node`` again: probe it out of turn, so that doubts end soon.
+
+        Nothing follows from an answer that does not come.
+        """
+        if node in self._roll.records and not self._voice.left:
+            self._come(now)
+            self._voice.probe(node, self._voice.number())
+        return self._voice.take_out()
+
     def heard(self, message: Message, sender: NodeId, now: float) -> tuple[Action, ...]:
         """``message`` has come on a connection that belongs to ``sender``.
 

@@ -19,6 +19,7 @@ from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble_coord import daemon as coord_daemon
 from lensemble_coord import home as coord_home
 from lensemble_coord.config import CoordinatorConfig
+from lensemble_coord.training.journal import BATCH_PAUSE_S
 from lensemble_node import daemon as node_daemon
 from lensemble_node.config import NodeConfig
 from lensemble_node.stage_process import Engine
@@ -150,8 +151,10 @@ class Circle:
             for of in (HUB, *self.nodes)
         )
 
-    def events(self, kind: str) -> list[str]:
+    async def events(self, kind: str) -> list[str]:
         """Who the recorded events of this kind are about, in order."""
+        self._clock.rate = 1.0
+        await trio.sleep(2 * BATCH_PAUSE_S)
         found = []
         for row in self.hub.store.events(0, 10_000):
             event = json.loads(row.event)
