@@ -14,7 +14,13 @@ import trio
 
 from lensemble.ctl.replies import ModelRunStatus, Replacement
 from lensemble.ctl.requests import StopRun, TeardownRun
-from lensemble.errors import LensembleError, OperatorError, StorageError
+from lensemble.errors import (
+    LensembleError,
+    OperatorError,
+    PlanInfeasible,
+    StorageError,
+    WeightsChanged,
+)
 from lensemble.ids import NodeId
 from lensemble.logs import logger
 from lensemble.wire.stages import StageAnswer
@@ -36,6 +42,11 @@ DEFAULT_CTX = 2048
 RTT_GRAIN_NS = 100_000
 """Round-trip times are planned with so finely, so that noise does not move a plan."""
 
+LONGEST_WORD_S = 1.5
+DOUBT_S = 5.0
+"""A run that lost a stage waits so long for nodes that are only suspect."""
+
+LOOK_S = 0.2
 LOST = "this run has lost a stage on it"
 UNLINKED = "it has no link to the coordinator"
 NOBODY: frozenset[NodeId] = frozenset()
@@ -72,6 +83,8 @@ class Orchestrator:
             stall_s=config.inference.stall_timeout_s,
             probe_s=3 * config.inference.step_deadline_s,
             teardown_s=config.inference.teardown_timeout_s,
+            # The ends of a dead node's links are known within one heartbeat of each other.
+            last_word_s=min(LONGEST_WORD_S, 1.0 + config.listen.heartbeat_s / 2),
         )
         self._nursery: trio.Nursery
 
@@ -134,6 +147,18 @@ class Orchestrator:
         everyone, links = [*offers, *absent], self._links()
         return await trio.to_thread.run_sync(placement.plan, task, everyone, links)
 
+    async def _place_again(self, chosen: Chosen, without: frozenset[NodeId]) -> placement.Plan:
+        """As ``_place``, for a run that lost a stage: doubts that come with a loss may pass."""
+        until = trio.current_time() + DOUBT_S
+        while True:
+            try:
+                return await self._place(chosen.wish, chosen.model, without)
+            except PlanInfeasible:
+                here = [each.node for each in self._here() if each.node not in without]
+                if trio.current_time() >= until or not any(map(self._peers.unfit, here)):
+                    raise
+            await trio.sleep(LOOK_S)
+
     def _here(self) -> list[Peer]:
         return list(self._peers.here.values())
 
@@ -188,7 +213,7 @@ class Orchestrator:
             plan=plan,
             ground=ground,
             rules=self._rules,
-            replan=partial(self._place, chosen.wish, chosen.model),
+            replan=partial(self._place_again, chosen),
             keep=partial(self._keep, chosen.wish),
             before=before,
         )
@@ -283,6 +308,7 @@ class Orchestrator:
             with revival.scope:
                 model = await self._library.header(wish.model)
                 chosen = Chosen(wish, model, await self._library.open(model, wish.fetch))
+                _check_same(row, chosen.material)
                 again = partial(self._place, wish, model, row.dropped)
                 plan = await revival.plan(self._peers, again, self.config.restart_wait_s)
         except LensembleError as error:
@@ -396,3 +422,16 @@ class Orchestrator:
     def _announce(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
+
+
+def _check_same(row: RunRow, material: Material) -> None:
+    """Refuse to carry a run on with another model than it began with.
+
+    Raises:
+        WeightsChanged: that is so.
+    """
+    if material.digest != row.status.digest:
+        raise WeightsChanged(
+            f"{row.wish.model} is not the model that run {row.run} was begun with",
+            "Restore the file, or provision the model again.",
+        )

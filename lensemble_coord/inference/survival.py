@@ -65,9 +65,10 @@ class Planning(msgspec.Struct, frozen=True, tag=True):
 
 
 class Carrying(msgspec.Struct, frozen=True, tag=True):
-    """The plan of ``ground.nodes`` is carried out."""
+    """The plan of ``ground.nodes`` is carried out; ``ready`` once it takes requests."""
 
     ground: Ground
+    ready: bool = False
 
 
 class Clearing(msgspec.Struct, frozen=True, tag=True):
@@ -232,7 +233,7 @@ def _carry_on(state: Carrying, event: Ready | Left | Unplanned) -> Step[State, A
         case Ready():
             ground = replace(ground, held=True)
             drain = staging.DrainAsked(ground.draining)
-            return Carrying(ground), (Tell(drain),) if ground.draining else ()
+            return Carrying(ground, ready=True), (Tell(drain),) if ground.draining else ()
         case Unplanned(fault):
             return _give_up(ground, fault, None)
         case Left(Ending("moved", reason)):
@@ -302,9 +303,11 @@ def _pass_on(state: Carrying, event: Asked) -> Step[State, Action]:
     match event:
         case StopAsked(reason):
             return state, (Tell(staging.StopAsked(reason)),)
-        case DrainAsked(reason):
-            ground = replace(state.ground, draining=reason)
-            return Carrying(ground), (Tell(staging.DrainAsked(reason)),)
+        case DrainAsked(reason, active):
+            state = replace(state, ground=replace(state.ground, draining=reason))
+            # Requests that wait for this plan are told of to its machine when it is ready.
+            waits = active and not state.ready
+            return state, () if waits else (Tell(staging.DrainAsked(reason)),)
         case MoveAsked(node, reason):
             moves = node in state.ground.nodes
             return state, (Tell(staging.MoveAsked(reason)),) if moves else ()

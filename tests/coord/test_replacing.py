@@ -9,8 +9,10 @@ import trio
 import trio.testing
 
 from lensemble.ctl import replies, requests
+from lensemble.ids import NodeId
 from lensemble.wire import stages
 from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.peers import Member, Peer
 from tests.coord.scripted_stage import ScriptedStages, answer
 from tests.coord.test_model_runs import WORDS, Rig, rig
 
@@ -138,6 +140,43 @@ async def test_nothing_to_replace_it_with_is_one_fault_with_the_arithmetic(tmp_p
         assert ready.takes_requests
         *tokens, _ = await here.prompt()
         assert [each.token for each in tokens] == answer(here.tokens(), 5)
+
+
+class Doubts:
+    """Holds some nodes for suspect until it is told otherwise."""
+
+    def __init__(self, *nodes: NodeId) -> None:
+        self.nodes = nodes
+
+    def came(self, peer: Peer) -> None:
+        del peer
+
+    def noted(self, node: NodeId, note: bytes) -> None:
+        del node, note
+
+    def unfit(self, node: NodeId) -> str:
+        return "it is suspect" if node in self.nodes else ""
+
+    def members(self) -> tuple[Member, ...]:
+        return ()
+
+
+async def test_a_doubt_that_comes_with_a_loss_is_waited_for(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=4) as here:
+        run = await replacing(here)
+        slow(here)
+        doubts = Doubts(here.stages[0].node.me.node)
+        here.coordinator.serving.reception.peers.watch(doubts)
+        asked = Asking(here, run.run, 20)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked.run)
+            await asked.until(5)
+            await vanish(here.stages[1])
+            await seen(here, lambda each: each.replacing)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert len(asked.tokens) < 20
+            doubts.nodes = ()
+        assert asked.tokens == answer(here.tokens(), 20)
 
 
 async def test_a_run_that_fails_on_a_fault_is_not_replaced(tmp_path: Path) -> None:

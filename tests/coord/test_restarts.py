@@ -17,6 +17,7 @@ from tests.coord.scripted_stage import answer
 from tests.coord.test_model_runs import Rig, rig
 from tests.coord.test_replacing import Asking, seen, slow
 from tests.ctl.scripted_models import READY
+from tests.tiny_gguf import write_tiny
 
 SPLIT = "0:2@node-0,2:4@node-1"
 
@@ -119,6 +120,18 @@ async def test_a_run_that_waits_for_its_nodes_can_be_stopped(tmp_path: Path) -> 
         assert (over.outcome, over.state) == ("stopped", "torn down")
     async with rig(tmp_path, 2, who) as here:
         assert (await here.status(run)).outcome == "stopped"
+
+
+async def test_a_run_does_not_come_back_with_another_model(tmp_path: Path) -> None:
+    who = people(2)
+    async with rig(tmp_path, 2, who) as here:
+        run = (await here.provision(split=SPLIT, on_fault="replace")).run
+        model = here.model
+    write_tiny(model, layers=4, seed=7)
+    async with rig(tmp_path, 2, who) as here:
+        over = await here.until_over(run)
+        assert (over.outcome, over.fault.code) == ("faulted", "weights_changed")
+        assert not any(each.orders for each in here.stages)
 
 
 async def test_a_run_that_was_to_end_does_not_come_back(tmp_path: Path) -> None:

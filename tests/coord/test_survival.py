@@ -160,6 +160,16 @@ def test_stop_and_teardown_between_two_plans() -> None:
     assert actions == [survival.EndRequests(None)]
 
 
+def test_teardown_waits_for_requests_that_wait_for_the_next_plan() -> None:
+    state, _ = play(begun(), *UP, lost(), CLEARED, survival.Planned((A, D, C)))
+    _, actions = play(state, survival.DrainAsked("enough", 0))
+    assert actions == [survival.Tell(staging.DrainAsked("enough"))]
+    state, actions = play(state, survival.DrainAsked("enough", 1))
+    assert actions == []
+    _, actions = play(state, survival.Ready())
+    assert actions == [survival.Tell(staging.DrainAsked("enough"))]
+
+
 def test_a_run_goes_on_behind_the_epochs_of_an_earlier_process() -> None:
     _, actions = play(begun(epoch=7), survival.Planned(NODES))
     assert actions == [survival.Carry(8)]

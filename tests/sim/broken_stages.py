@@ -122,6 +122,13 @@ def _tells_nobody(state: Any, event: Any) -> Any:
     return after, tuple(each for each in actions if not isinstance(each, survival.Interrupt))
 
 
+def _tears_down_what_waits(state: Any, event: Any) -> Any:
+    """``survival`` that ends a plan which requests wait for."""
+    if isinstance(event, survival.DrainAsked):
+        event = replace(event, active=0)
+    return survival.transition(state, event)
+
+
 def _never_plans_again(state: Any, event: Any) -> Any:
     """``survival`` that stops where a plan was cleared."""
     after, actions = survival.transition(state, event)
@@ -159,5 +166,6 @@ FOUND: dict[str, StageParts] = {
     "survival: a node to blame is planned with": StageParts(survival=_plans_with_the_dead),
     "survival: an epoch comes twice": StageParts(survival=_counts_no_plans),
     "survival: requests are not told": StageParts(survival=_tells_nobody),
+    "survival: a teardown cuts requests short": StageParts(survival=_tears_down_what_waits),
     "survival: no plan follows": StageParts(survival=_never_plans_again),
 }

@@ -151,7 +151,8 @@ class Course:
         self.asked: list[Asked] = []
         self.counted: set[Asked] = set()
         self.seats: dict[int, Asked | None] = {}
-        self.ready = False
+        self.ready = self.stopped = False
+        self.left: set[Asked] = set()
         self.blamed: set[NodeId] = set()
 
     @property
@@ -165,6 +166,7 @@ class Course:
         return self.over or (ready and all(each.ended for each in self.asked))
 
     def hear(self, event: survival.Event) -> None:
+        self.stopped = self.stopped or isinstance(event, survival.StopAsked)
         self.machine.feed(event)
 
     def moved(self, before: Any, event: Any, actions: Any) -> None:
@@ -250,7 +252,9 @@ class Course:
     def cancel(self) -> None:
         live = [each for each in self.asked if each.ended is None]
         if live:
-            self.coord.world.random.choice(live).machine.feed(sequence.CancelAsked())
+            leaves = self.coord.world.random.choice(live)
+            self.left.add(leaves)
+            leaves.machine.feed(sequence.CancelAsked())
 
     def _count(self, each: Asked) -> None:
         if self.plan is not None:
@@ -271,6 +275,8 @@ class Course:
 
     def finished(self, each: Asked, finish: str) -> None:
         assert finish != "length" or each.given == each.whole, "an answer ends too soon"
+        told = self.stopped or each in self.left
+        assert finish != "cancelled" or told, "a request is cut short that nobody ended"
         ended = survival.ending(self.machine.state)
         assert finish != "faulted" or (ended is not None and ended.fault is not None)
         if each in self.counted and self.plan is not None:
