@@ -90,7 +90,9 @@ class TxEnd:
         return slot
 
     def acquire_now(self) -> SlotIndex | None:
-        """An empty slot if there is one for whoever asks first; also None once it is over."""
+        """An empty slot if there is one that nobody waits for; None also once the edge is over."""
+        if self.over.is_set():
+            return None
         try:
             return self._had.receive_nowait()
         except (trio.WouldBlock, trio.EndOfChannel):

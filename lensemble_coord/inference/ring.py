@@ -143,7 +143,7 @@ class Ring:
         heard: Heard | None = None,
     ) -> int | None:
         """As ``send`` where there is room already; None where there is none, or no edge."""
-        slot = None if self._tx.over.is_set() else self._tx.acquire_now()
+        slot = self._tx.acquire_now()
         if slot is None:
             return None
         return self._fill(slot, (session, start, tokens, sampling), heard)

@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+import trio.testing
 
 from lensemble.edge.arena import PAGE_BYTES, Arena
 from lensemble.edge.spec import EdgeSpec
@@ -89,6 +90,28 @@ async def test_chunks_arrive_in_order_then_the_end(edge: Edge, autojump_clock: o
     assert rx.fault is tx.fault is None
     with pytest.raises(EdgeFault, match="finished"):
         await tx.acquire()
+
+
+async def test_a_slot_can_be_had_at_once_or_not_at_all(edge: Edge, autojump_clock: object) -> None:
+    rx, tx = await edge.rx(), await edge.tx()
+    slots = [tx.acquire_now() for _ in range(4)]
+    assert slots == [0, 1, 2, None]
+    had: list[SlotIndex] = []
+
+    async def wait() -> None:
+        had.append(await tx.acquire())
+
+    edge.nursery.start_soon(wait)
+    await trio.testing.wait_all_tasks_blocked()
+    tx.filled(SlotIndex(1), 5)
+    await trio.sleep(1)
+    assert had == [1], "who waits comes first"
+    assert tx.acquire_now() is None
+    tx.filled(SlotIndex(0), 5)
+    await trio.sleep(1)
+    rx.close()
+    await tx.over.wait()
+    assert tx.acquire_now() is None, "there is nothing to send it on any more"
 
 
 async def test_the_ring_bounds_what_is_under_way(edge: Edge, autojump_clock: object) -> None:

@@ -127,6 +127,8 @@ class Kernels:
         self._values = {name: ctypes.c_uint64() for name in names}
         self._moving: list[list[ctypes.c_uint64]] = [[] for _ in range(inputs)]
         """By input: every argument that says where it lies."""
+        self._held: list[UOp] = []
+        """What arguments point at lives as long as this."""
 
     @classmethod
     def of(
@@ -145,6 +147,7 @@ class Kernels:
         program = call.src[0]
         given = [each for each in call.src[1:] if not each.is_bound_var]
         places = resolve_params(call, tuple(tensor.uop.base for tensor in tensors))
+        self._held += places
         arguments = [ctypes.c_uint64(_address(places[index])) for index in program.arg.globals]
         for index, argument in zip(program.arg.globals, arguments, strict=True):
             if given[index].op.name == _INPUT:
