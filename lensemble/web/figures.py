@@ -22,6 +22,7 @@ from prometheus_client.registry import CollectorRegistry
 from lensemble.histogram import Histogram
 from lensemble.loop_lag import LoopLag
 from lensemble.version import VERSION
+from lensemble.web.hosts import names_this_machine
 from lensemble.web.serving import App, Receive, Scope, Send
 
 PREFIX = "lensemble_"
@@ -114,7 +115,10 @@ def app(collect: Collect) -> App:
             await send({"type": "websocket.close"})
             return
         content, kind, status = b"look at /metrics\n", "text/plain", 404
-        if scope["path"] == "/metrics" and scope["method"] in {"GET", "HEAD"}:
+        host = dict(scope["headers"]).get(b"host", b"").decode(errors="replace")
+        if not names_this_machine(host):
+            content, status = b"ask by a loopback address\n", 421
+        elif scope["path"] == "/metrics" and scope["method"] in {"GET", "HEAD"}:
             content, kind = await text(collect)
             status = 200
         headers = [

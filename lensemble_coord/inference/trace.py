@@ -1,77 +1,61 @@
-"""Where the latest tokens of a run were when, from the trips here and what its stages tell.
+"""Where the latest tokens of a run were when, from the trips here and what its stages tell."""
 
-No two clocks agree.  A stage tells how long ago things were, as of its answer; when that was by
-the clock here is known to half the round trip of question and answer.  So the stages are asked
-several times, and the quickest answer of each counts.
-"""
+from collections import defaultdict
 
-import msgspec
 import trio
 
 from lensemble.ctl import replies
-from lensemble.wire.stages import StageSeen, Times
+from lensemble_coord.inference import moments
 from lensemble_coord.inference.model_run import ModelRun
-from lensemble_coord.inference.ring import Trip
+from lensemble_coord.inference.moments import Answer, Chunk, Round, Span
 
 QUESTIONS = 5
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a stage told, when it was asked and when its answer came, in seconds."""
-
-    seen: StageSeen
-    asked: float
-    came: float
-
-    @property
-    def uncertain_s(self) -> float:
-        """How far off the middle between question and answer may be."""
-        return (self.came - self.asked) / 2
-
-
 async def trace(of: ModelRun, last: int) -> replies.RunTrace:
-    """The latest ``last`` tokens of the plan that is carried out."""
+    """The latest ``last`` tokens of the plan that is carried out.
+
+    Its stages are asked several times, for every answer says a little more of their clocks.
+    """
     plan = of.deployment
-    answers: dict[int, Answer] = {}
+    answers: defaultdict[int, list[Answer]] = defaultdict(list)
     for _ in range(QUESTIONS):
         asked = trio.current_time()
         silent = await plan.watch.ask(plan.ask_for_timelines)
         for stage in set(range(len(plan.plan.stages))) - silent:
-            answer = Answer(plan.watch.latest[stage], asked, plan.watch.at[stage])
-            # What another asked meanwhile is answered without.
-            if answer.seen.timeline or not plan.ring.trips:
-                answers[stage] = min(answers.get(stage, answer), answer, key=_uncertainty)
+            # What another asked meanwhile is answered without, and counts for nothing.
+            timeline = plan.watch.latest[stage].timeline
+            answers[stage].append(Answer(asked, plan.watch.at[stage], timeline))
         if silent:
             break
-    return told(of, list(plan.ring.trips)[-last:], answers)
+    return _told(of, answers, last)
 
 
-def _uncertainty(answer: Answer) -> float:
-    return answer.uncertain_s
-
-
-def told(of: ModelRun, trips: list[Trip], answers: dict[int, Answer]) -> replies.RunTrace:
-    """``trips`` and what is known of them from ``answers``, by stage."""
-    origin = min((_sent(trip) for trip in trips), default=0.0)
-    steps = {trip.step for trip in trips}
+def _told(of: ModelRun, answers: dict[int, list[Answer]], last: int) -> replies.RunTrace:
+    trips = list(of.ring.trips)[-last:]
+    rounds = [Round(trip.step, trip.at - trip.microseconds / 1e6, trip.at) for trip in trips]
+    found = {
+        stage: anchored
+        for stage, given in sorted(answers.items())
+        if (anchored := moments.anchored(given)) is not None
+    }
+    chunks = {
+        stage: {each.step: each for each in timeline} for stage, (_, timeline) in found.items()
+    }
+    spans = moments.narrowed({stage: span for stage, (span, _) in found.items()}, chunks, rounds)
+    origin = min((each.sent for each in rounds), default=0.0)
+    steps = {each.step for each in rounds}
     visits = [
-        visit
-        for stage, answer in sorted(answers.items())
-        for times in answer.seen.timeline
-        if (visit := _visit(stage, answer, times, origin)).landed_us >= 0 or visit.step in steps
+        _visit(stage, chunk, spans[stage].middle - origin)
+        for stage, timeline in chunks.items()
+        for chunk in timeline.values()
     ]
     return replies.RunTrace(
         run=of.run,
         run_epoch=of.wiring.run_epoch,
         model=of.model.facts.name,
         stages=tuple(
-            replies.TracedStage(
-                index=index,
-                name=stage.name,
-                uncertain_us=_microseconds(answers[index].uncertain_s)
-                if index in answers
-                else None,
-            )
+            replies.TracedStage(index=index, name=stage.name, uncertain_us=_off(spans.get(index)))
             for index, stage in enumerate(of.plan.stages)
         ),
         trips=tuple(
@@ -79,32 +63,29 @@ def told(of: ModelRun, trips: list[Trip], answers: dict[int, Answer]) -> replies
                 step=trip.step,
                 session=trip.session,
                 index=trip.index,
-                sent_us=_microseconds(_sent(trip) - origin),
-                received_us=_microseconds(trip.at - origin),
+                sent_us=_microseconds(each.sent - origin),
+                received_us=_microseconds(each.received - origin),
             )
-            for trip in trips
+            for trip, each in zip(trips, rounds, strict=True)
         ),
-        visits=tuple(visits),
+        visits=tuple(each for each in visits if each.landed_us >= 0 or each.step in steps),
     )
 
 
-def _sent(trip: Trip) -> float:
-    return trip.at - trip.microseconds / 1e6
-
-
-def _visit(stage: int, answer: Answer, times: Times, origin: float) -> replies.Visit:
-    step, rows, ago, waited, computed, handed = times
-    said = (answer.asked + answer.came) / 2
-    landed = _microseconds(said - origin) - ago
+def _visit(stage: int, chunk: Chunk, anchor: float) -> replies.Visit:
     return replies.Visit(
         stage=stage,
-        step=step,
-        rows=rows,
-        landed_us=landed,
-        began_us=landed + waited,
-        ended_us=landed + waited + computed,
-        left_us=landed + waited + computed + handed,
+        step=chunk.step,
+        rows=chunk.rows,
+        landed_us=_microseconds(anchor + chunk.landed),
+        began_us=_microseconds(anchor + chunk.began),
+        ended_us=_microseconds(anchor + chunk.ended),
+        left_us=_microseconds(anchor + chunk.left),
     )
+
+
+def _off(span: Span | None) -> int | None:
+    return None if span is None else _microseconds(span.off_s)
 
 
 def _microseconds(seconds: float) -> int:

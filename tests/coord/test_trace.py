@@ -10,8 +10,8 @@ from lensemble.errors import OperatorError
 from tests.coord.test_model_runs import Rig, rig
 
 SLOW_S = 0.02
-SLACK_US = 2_000
-"""The two sides of a memory link are never further apart than this in here."""
+SLACK_US = 5
+"""Of rounding."""
 
 
 async def traced(here: Rig, last: int = 32) -> replies.RunTrace:
@@ -24,7 +24,7 @@ async def test_every_token_is_seen_at_every_stage_in_order(tmp_path: Path) -> No
     async with rig(tmp_path) as here:
         await here.provision()
         names = [each.name for each in (await here.status()).stages]
-        here.stages[names.index("node-1")].slow_s = SLOW_S
+        here.stages[1].slow_s = SLOW_S
         await here.prompt("hello there", most=8)
         told = await traced(here, last=6)
         assert [trip.index for trip in told.trips] == [2, 3, 4, 5, 6, 7]
@@ -41,7 +41,7 @@ async def test_every_token_is_seen_at_every_stage_in_order(tmp_path: Path) -> No
             slow = (first, second)[names.index("node-1")]
             assert slow.ended_us - slow.began_us >= SLOW_S * 1e6
             spent = sum(each.left_us - each.landed_us for each in (first, second))
-            assert 0 <= trip.received_us - trip.sent_us - spent < SLACK_US * 10
+            assert 0 <= trip.received_us - trip.sent_us - spent < 20_000
 
 
 async def test_a_prompt_is_in_a_trace_of_everything(tmp_path: Path) -> None:

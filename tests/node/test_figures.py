@@ -32,6 +32,10 @@ async def test_figures_agree_with_status(tmp_path: Path) -> None:
         url = f"http://{here.metrics}/metrics"
         raw = await trio.to_thread.run_sync(httpx2.get, url)
         missing = await trio.to_thread.run_sync(httpx2.get, f"http://{here.metrics}/other")
+        other = await trio.to_thread.run_sync(
+            lambda: httpx2.get(url, headers={"host": "evil.example"})
+        )
+        assert other.status_code == 421
         told = {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(raw.text)
