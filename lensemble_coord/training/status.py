@@ -13,7 +13,7 @@ from lensemble.ids import NodeId
 from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord.config import CoordinatorConfig
-from lensemble_coord.training import budget, outer_round, patience
+from lensemble_coord.training import budget, outer_round, patience, round_figures
 from lensemble_coord.training.coordinator import RoundEnded, Rounds, RunEnded
 from lensemble_coord.training.reception import Reception
 from lensemble_coord.training.record import ContributionRecord
@@ -292,12 +292,16 @@ class Observer:
             newest = ledger.tail().round
             start = max(0, newest - limit + 1)
             attempts = {(a.round, a.attempt): a for a in ledger.attempts(start)}
+            figures = round_figures.of(ledger)
             return replies.RoundList(
                 rounds=tuple(
-                    self._summary(
-                        each.record,
-                        each.committed_at,
-                        attempts.get((each.record.round, each.record.attempt)),
+                    msgspec.structs.replace(
+                        self._summary(
+                            each.record,
+                            each.committed_at,
+                            attempts.get((each.record.round, each.record.attempt)),
+                        ),
+                        **figures.get(each.record.round, {}),
                     )
                     for each in ledger.committed(start)
                 )

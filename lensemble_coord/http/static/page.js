@@ -77,13 +77,14 @@ function nodeRows(now) {
   const members = new Map(now.members.members.map((each) => [each.node, each]));
   return now.status.participants.map((node) => {
     const member = members.get(node.node);
-    const state = member ? member.state : node.connected ? "connected" : "away";
+    const away = !node.connected && (!member || member.state === "alive");
+    const state = away ? "away" : member ? member.state : "connected";
     const doing = node.steps && node.step < node.steps ? [node.step, node.steps]
       : node.total_bytes && node.bytes < node.total_bytes ? [node.bytes, node.total_bytes] : null;
     const share = doing ? `${Math.floor(100 * doing[0] / doing[1])} %` : "";
     return [
       [node.name],
-      [state, STATES[state] || (node.connected ? "" : "warn")],
+      [state, STATES[state] || (away ? "warn" : "")],
       [node.activity + (node.drain ? `, ${node.drain}` : "")],
       [share, "", doing],
       [String(node.contributions), "number"],
