@@ -1,13 +1,10 @@
 """The rim of one run: its plans, one after the other, and the requests that outlive them."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
-import msgspec
 import trio
 
 from lensemble.actor import run_machine
-from lensemble.ctl.replies import Replacement
 from lensemble.errors import LensembleError, OperatorError, QueueFull
 from lensemble.ids import NodeId
 from lensemble.logs import logger
@@ -18,57 +15,16 @@ from lensemble_coord.inference.deployment import Deployment, Surroundings
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Pause, Request
 from lensemble_coord.inference.ring import Ring
+from lensemble_coord.inference.run_terms import MAX_REPLACED, Left, Terms
 from lensemble_coord.inference.seats import Seats
 from lensemble_coord.inference.staging import Fault
 from lensemble_coord.inference.standstill import Watch
 from lensemble_coord.inference.tokens import TextStream
-from lensemble_coord.inference.wiring import Material, Wiring
+from lensemble_coord.inference.wiring import Wiring
 
 INBOX_EVENTS = 4096
 LAST_WORDS_S = 5.0
 """How long requests of a run that is over may take to say so to those who asked."""
-
-MAX_REPLACED = 64
-"""Plans that were left and are still told of."""
-
-Replan = Callable[[frozenset[NodeId]], Awaitable[Plan]]
-"""Plans the same again, without these nodes."""
-
-Keep = Callable[["ModelRun"], Awaitable[None]]
-"""Makes durable where a run is, before any node hears of it."""
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """What a run is: its id, its model, its first plan, and what it does when a stage is lost.
-
-    ``ground`` is where it stands before its first plan here; its epoch is that of the last plan
-    that an earlier process carried out; ``before`` is what that one told of its plans.
-    """
-
-    run: str
-    model: Material
-    plan: Plan
-    ground: survival.Ground
-    rules: staging.Rules
-    replan: Replan
-    keep: Keep
-    before: tuple[Replacement, ...] = ()
-
-
-class Left(msgspec.Struct):
-    """A plan that was replaced, and how long that took; seconds count from the loss."""
-
-    run_epoch: int
-    plan: Plan
-    fault: Fault | None
-    reason: str
-    at: float
-    dropped: NodeId | None = None
-    teardown: staging.Teardown | None = None
-    complaints: tuple[str, ...] = ()
-    cleared_s: float | None = None
-    planned_s: float | None = None
-    ready_s: float | None = None
 
 
 class ModelRun:
@@ -404,7 +360,7 @@ class ModelRun:
         if epoch != self.deployment.wiring.run_epoch:
             self.deployment = self._deploy(epoch)
         try:
-            await self._terms.keep(self)
+            await self._terms.keep(self.run)
         except LensembleError as error:
             self._hear(survival.Unplanned(_fault_of(error)))
             return

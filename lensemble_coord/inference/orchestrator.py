@@ -6,7 +6,6 @@ comes back under a higher run epoch when it replaces what it loses.
 
 import secrets
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -17,7 +16,6 @@ from lensemble.ctl.requests import StopRun, TeardownRun
 from lensemble.errors import (
     LensembleError,
     OperatorError,
-    PlanInfeasible,
     StorageError,
     WeightsChanged,
 )
@@ -26,30 +24,19 @@ from lensemble.logs import logger
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.drains import Drains
-from lensemble_coord.inference import library, placement, run_status, split, staging, survival
-from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Segment, Task
+from lensemble_coord.inference import library, placement, run_status, staging, survival
 from lensemble_coord.inference.deployment import Surroundings
-from lensemble_coord.inference.footprint import Wanted
 from lensemble_coord.inference.library import Library
-from lensemble_coord.inference.model_run import ModelRun, Terms
+from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.models import Model
+from lensemble_coord.inference.places import Places
 from lensemble_coord.inference.revival import Revival, restarted, stopped
 from lensemble_coord.inference.run_rows import MAX_OVER, RunRow, RunRows, Wish
+from lensemble_coord.inference.run_terms import Terms
 from lensemble_coord.inference.wiring import Material
-from lensemble_coord.peers import Peer
-
-DEFAULT_CTX = 2048
-RTT_GRAIN_NS = 100_000
-"""Round-trip times are planned with so finely, so that noise does not move a plan."""
 
 LONGEST_WORD_S = 1.5
-DOUBT_S = 5.0
-"""A run that lost a stage waits so long for nodes that are only suspect."""
-
-LOOK_S = 0.2
-LOST = "this run has lost a stage on it"
-UNLINKED = "it has no link to the coordinator"
-NOBODY: frozenset[NodeId] = frozenset()
+"""A stage's neighbours are not waited for longer to name the cause of what they saw."""
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -75,6 +62,7 @@ class Orchestrator:
         self.config = config.inference
         self.around = around
         self._peers = around.peers
+        self._places = Places(around.peers, drains)
         self.chosen: dict[str, Chosen] = {}
         self._log = logger("runs")
         self._library = Library(config.state_dir / "models")
@@ -120,65 +108,7 @@ class Orchestrator:
         """
         library.check(wish.model, wish.fetch)
         model = await self._library.header(wish.model)
-        return model, await self._place(wish, model)
-
-    async def _place(
-        self,
-        wish: Wish,
-        model: Model,
-        without: frozenset[NodeId] | None = None,
-        freed: Mapping[NodeId, int] | None = None,
-    ) -> placement.Plan:
-        """Plan ``model``; with ``without`` not for the first time, and on other nodes than those.
-
-        ``freed``: bytes on nodes that will be free by then.
-        """
-        offers = [self._offer(each, without or NOBODY, freed or {}) for each in self._here()]
-        facts = model.facts
-        segments: tuple[Segment, ...] = ()
-        if wish.split:
-            segments = split.parse(wish.split, facts.layers, offers, again=without is not None)
-        wanted = Wanted(wish.ctx or min(facts.trained_ctx, DEFAULT_CTX), wish.sessions, wish.rows)
-        task = Task(facts, model.tensors, wanted, segments)
-        absent = [
-            Offer(each.node, each.name, barred=each.unfit or UNLINKED)
-            for each in self._peers.absent()
-        ]
-        everyone, links = [*offers, *absent], self._links()
-        return await trio.to_thread.run_sync(placement.plan, task, everyone, links)
-
-    async def _place_again(self, chosen: Chosen, without: frozenset[NodeId]) -> placement.Plan:
-        """As ``_place``, for a run that lost a stage: doubts that come with a loss may pass."""
-        until = trio.current_time() + DOUBT_S
-        while True:
-            try:
-                return await self._place(chosen.wish, chosen.model, without)
-            except PlanInfeasible:
-                here = [each.node for each in self._here() if each.node not in without]
-                if trio.current_time() >= until or not any(map(self._peers.unfit, here)):
-                    raise
-            await trio.sleep(LOOK_S)
-
-    def _here(self) -> list[Peer]:
-        return list(self._peers.here.values())
-
-    def _offer(self, peer: Peer, without: frozenset[NodeId], freed: Mapping[NodeId, int]) -> Offer:
-        barred = self.drains.why(peer.node) or self._peers.unfit(peer.node)
-        barred = LOST if peer.node in without else barred
-        inventory = peer.inventory
-        if inventory is not None and (less := freed.get(peer.node, 0)):
-            taken = max(0, inventory.taken_bytes - less)
-            inventory = msgspec.structs.replace(inventory, taken_bytes=taken)
-        return Offer(peer.node, peer.name, inventory, barred)
-
-    def _links(self) -> dict[tuple[NodeId, NodeId], Link]:
-        links = {}
-        for peer in self._peers.here.values():
-            rtt_ms = peer.facts().rtt_ms
-            if rtt_ms is not None:
-                grains = max(1, round(rtt_ms * 1e6 / RTT_GRAIN_NS))
-                links[COORDINATOR, peer.node] = Link(grains * RTT_GRAIN_NS)
-        return links
+        return model, await self._places.find(wish, model)
 
     # ---- runs ----
 
@@ -213,7 +143,7 @@ class Orchestrator:
             plan=plan,
             ground=ground,
             rules=self._rules,
-            replan=partial(self._place_again, chosen),
+            replan=partial(self._places.again, chosen.wish, chosen.model),
             keep=partial(self._keep, chosen.wish),
             before=before,
         )
@@ -232,7 +162,8 @@ class Orchestrator:
             self._announce()
         await self._write(self._row(wish, run))
 
-    async def _keep(self, wish: Wish, run: ModelRun) -> None:
+    async def _keep(self, wish: Wish, name: str) -> None:
+        run = self.runs[name]
         await trio.to_thread.run_sync(self._rows.write, self._row(wish, run))
         for node in run.wiring.nodes:
             # It was drained while this plan was made.
@@ -309,7 +240,7 @@ class Orchestrator:
                 model = await self._library.header(wish.model)
                 chosen = Chosen(wish, model, await self._library.open(model, wish.fetch))
                 _check_same(row, chosen.material)
-                again = partial(self._place, wish, model, row.dropped)
+                again = partial(self._places.find, wish, model, row.dropped)
                 plan = await revival.plan(self._peers, again, self.config.restart_wait_s)
         except LensembleError as error:
             reason = f"the coordinator restarted, and then: {error.message}"
@@ -360,7 +291,7 @@ class Orchestrator:
             return "it ends by itself, or with --force (--on-fault fail)"
         ground = run.course.ground
         try:
-            await self._place(chosen.wish, chosen.model, ground.dropped, run.taken_bytes)
+            await self._places.find(chosen.wish, chosen.model, ground.dropped, run.taken_bytes)
         except LensembleError as error:
             return error.message
         return ""

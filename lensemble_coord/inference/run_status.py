@@ -7,10 +7,11 @@ import trio
 
 from lensemble.ctl import replies
 from lensemble_coord.inference import sequence, staging, survival
-from lensemble_coord.inference.model_run import MAX_REPLACED, Left, ModelRun
+from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.models import Model
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Answer, Pause, Request
+from lensemble_coord.inference.run_terms import MAX_REPLACED, Left
 
 STDERR_KEPT = 20
 """Last lines of a worker whose stage was replaced."""
