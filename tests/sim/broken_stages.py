@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from lensemble.machine import ArmTimer
 from lensemble_coord.inference import sequence, staging, survival
 from lensemble_node import stage
-from tests.sim.model_life import StageParts
+from tests.sim.model_checks import StageParts
 
 
 def _keeps_rings(state: Any, event: Any) -> Any:

@@ -18,7 +18,8 @@ from lensemble_coord.inference import sequence, staging, survival
 from tests.sim.world import Actor, Timers
 
 if TYPE_CHECKING:
-    from tests.sim.model_life import ModelCoordinator, Run
+    from tests.sim.model_life import ModelCoordinator
+    from tests.sim.model_plan import Run
 
 VOCABULARY = 97
 CTX = 64
