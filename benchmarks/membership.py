@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lensemble.membership.profiles import Profile  # the simulator lies with the tests
+from lensemble.membership.profiles import PROFILES, Profile  # the simulator lies with the tests
 from lensemble.wire.membership import MAX_DATAGRAM_BYTES
 from tests.sim import membership_life as lives
 
@@ -134,7 +134,7 @@ def main() -> int:
     names, result, broken = options.profiles.split(","), {}, list[str]()
     with multiprocessing.get_context("fork").Pool(options.processes) as pool:
         for name in names:
-            profile, rows = lives.PROFILES[name], []
+            profile, rows = PROFILES[name], []
             share = 1 if name == names[0] else SHARE_OF_OTHERS
             seeds = range(max(1, options.seeds // share))
             for size in sizes:

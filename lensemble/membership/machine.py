@@ -265,7 +265,8 @@ class Membership:
                 voice.probe_for(helper, number, flight.node)
         else:
             self._land(flight)
-            voice.feel(len(flight.asked) if flight.helpers else 1)
+            # With nobody to ask, nothing is learnt about oneself.
+            voice.feel(len(flight.asked))
             self._beliefs.accuse(record)
 
     def _land(self, flight: _Flight) -> None:

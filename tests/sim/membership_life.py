@@ -6,7 +6,7 @@ import random
 import msgspec
 
 from lensemble.membership.machine import Membership
-from lensemble.membership.profiles import LAN, RELAY, WAN, Profile
+from lensemble.membership.profiles import WAN, Profile
 from lensemble.wire.membership import Standing
 from tests.sim.membership_swarm import Host, Machine, Swarm, Weather
 
@@ -21,7 +21,7 @@ EXPECTED_S = {"lan": 7.0, "wan": 15.0, "relay": 40.0}
 PROBED_WITHIN = 7
 """Intervals after which a dead member was probed by somebody: else by 1 chance in e**7."""
 
-SETTLING, CUT, HEALED_WITHIN, QUIET = 10, 22, 150, 15
+SETTLING, CUT, HEALED_WITHIN, QUIET, FAREWELL = 10, 22, 150, 15, 4
 """In intervals."""
 
 
@@ -76,6 +76,7 @@ def live(
     life.rate = (swarm.messages - before) / (calm * step * size)
     _crash(swarm, life, all_bound(profile, weather, size))
     _part(swarm, life)
+    life.broken += _raised_for_nothing(swarm)
     life.largest, life.trace, life.messages = swarm.largest, swarm.trace, swarm.messages
     return life
 
@@ -123,6 +124,21 @@ def _part(swarm: Swarm, life: Life) -> None:
         life.broken.append("members are held for dead again after a partition has healed")
 
 
+def _raised_for_nothing(swarm: Swarm) -> list[str]:
+    """Each incarnation after the first answers a doubt that somebody held, or a past life."""
+    raised = dict.fromkeys((host.node for host in swarm.hosts), 1)
+    for seen in swarm.seen:
+        change = seen.change
+        if change.after is not Standing.ALIVE or change.restarted:
+            raised[change.node] = max(raised[change.node], change.incarnation + 1)
+    return [
+        f"{host.node[:10]} is at incarnation {host.machine.incarnation}, and doubts need no more "
+        f"than {raised[host.node]}"
+        for host in swarm.hosts
+        if host.machine.incarnation > raised[host.node]
+    ]
+
+
 def limp(seed: int, size: int, profile: Profile = WAN, machine: Machine = Membership) -> Life:
     """One member runs only now and then, and one way between two others is cut.
 
@@ -158,11 +174,16 @@ def churn(seed: int, size: int = 8, times: int = 100, machine: Machine = Members
     for _ in range(times):
         guest = swarm.join()
         swarm.run(draw.uniform(0, 3) * WAN.interval_s)
-        if draw.random() < 0.5:
+        leaves = draw.random() < 0.5
+        if leaves:
             swarm.leave(guest)
         else:
             swarm.crash(guest)
         swarm.run(draw.uniform(0, 8) * WAN.interval_s)
+        if leaves and not swarm.all_hold(guest, Standing.LEFT):
+            swarm.run(FAREWELL * WAN.interval_s)
+            if not swarm.all_hold(guest, Standing.LEFT):
+                life.broken.append("not all know that a leaver has left")
         swarm.forget(guest)
     swarm.run(10 * QUIET * WAN.interval_s)
     life.broken += [left for host in swarm.hosts if host.up for left in residue(swarm, host)]
@@ -196,6 +217,3 @@ def residue(swarm: Swarm, host: Host) -> list[str]:
     if timers > most:
         found.append(f"{timers} timers, where {most} are enough")
     return found
-
-
-PROFILES = {profile.name: profile for profile in (LAN, WAN, RELAY)}

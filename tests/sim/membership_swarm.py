@@ -19,6 +19,9 @@ from lensemble.wire.membership import Message, Standing
 SAMPLE = 499
 """Each so many messages one goes through its bytes."""
 
+ROOM = 2
+"""Datagrams that wait for a host that is stopped; further ones are lost."""
+
 _LINE = struct.Struct("<dHHBB")
 _KINDS = {
     kind: number
@@ -156,7 +159,7 @@ class Swarm:
                 self._wake(host)
 
     def stop(self, host: Host) -> None:
-        """It is not run for a while; messages wait for it."""
+        """It is not run for a while; a few messages wait for it."""
         host.stopped = True
         host.wake = None
 
@@ -193,7 +196,8 @@ class Swarm:
                     host.wake = None
                     self.perform(host, host.machine.tick(at))
             elif host.stopped:
-                host.waiting.append((sender, message))
+                if len(host.waiting) < ROOM:
+                    host.waiting.append((sender, message))
             elif host.up:
                 self._hand(host, sender, message)
         self.now = end
