@@ -23,10 +23,12 @@ needs_engine = pytest.mark.skipif(bool(available()), reason=available())
 ENGINE_FILE = Path("lensemble_node/worker/inference/engine.py")
 NAMES = {
     "tinygrad": {"Device", "Tensor", "TinyJit", "UOp", "dtypes"},
-    "tinygrad.device": {"MultiBuffer"},
+    "tinygrad.device": {"MultiBuffer", "TinyELF"},
     "tinygrad.engine.jit": {"CapturedJit"},
     "tinygrad.engine.realize": {"get_runtime", "resolve_params"},
     "tinygrad.llm.gguf": {"ggml_data_to_tensor"},
+    "tinygrad.renderer.cstyle": {"ClangRenderer"},
+    "tinygrad.runtime.ops_cpu": {"CPUProgram"},
 }
 
 

@@ -5,16 +5,20 @@ Kernels run on one thread, the one that imported this.  The environment is read 
 """
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
-from tinygrad.device import MultiBuffer
+from tinygrad.device import MultiBuffer, TinyELF
 from tinygrad.engine.jit import CapturedJit
 from tinygrad.engine.realize import get_runtime, resolve_params
 from tinygrad.llm.gguf import ggml_data_to_tensor
+from tinygrad.renderer.cstyle import ClangRenderer
+from tinygrad.runtime.ops_cpu import CPUProgram
 
 __all__ = ["DEVICE", "HOST", "KernelCount", "Replay", "Tensor", "UOp",
            "causal_mask", "constant", "over", "position", "tokens_over", "unpack",
@@ -28,6 +32,22 @@ DEVICE: str = Device.DEFAULT
 
 _PART, _INPUT = "core_id", "PARAM"
 """What the engine calls the number of a part of a kernel, and what differs from call to call."""
+
+_ARGUMENTS = 16
+"""Of a kernel, at most; some have eight."""
+
+_ENTRY = 1 + _ARGUMENTS
+"""Words of a kernel in a table: where it begins, and its arguments."""
+
+_Run = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
+_SEQUENCE = f"""
+typedef unsigned long long word;
+typedef void (*kernel)({", ".join(["word"] * _ARGUMENTS)});
+void sequence(const word *at, word count) {{
+  for (word each = 0; each < count; each++, at += {_ENTRY})
+    ((kernel)at[0])({", ".join(f"at[{index + 1}]" for index in range(_ARGUMENTS))});
+}}
+"""
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 
@@ -115,7 +135,7 @@ class Replay:
 
 
 class Kernels:
-    """The kernels of a captured computation as calls of machine code, with nothing in between.
+    """The kernels of a captured computation as a table, called one after the other.
 
     The engine's own replay looks up each kernel, each tensor and each variable again: 30
     microseconds for one, a third of the time of a token with some hundreds of kernels, and twice
@@ -123,12 +143,19 @@ class Kernels:
     """
 
     def __init__(self, inputs: int, names: Sequence[str]) -> None:
-        self._calls: list[tuple[Callable[..., None], tuple[ctypes.c_uint64, ...]]] = []
-        self._values = {name: ctypes.c_uint64() for name in names}
-        self._moving: list[list[ctypes.c_uint64]] = [[] for _ in range(inputs)]
-        """By input: every argument that says where it lies."""
+        self._words: list[int] = []
+        self._moving: list[list[int]] = [[] for _ in range(inputs)]
+        """By input: every word that says where it lies."""
+
+        self._values: dict[str, list[int]] = {name: [] for name in names}
+        """By name of a position: every word that is its value."""
+
         self._held: list[UOp] = []
-        """What arguments point at lives as long as this."""
+        """What words point at lives as long as this."""
+
+        self._table: ctypes.Array[ctypes.c_uint64] = (ctypes.c_uint64 * 0)()
+        self._program = _sequence()
+        self._run = _Run(self._program.addr)
 
     @classmethod
     def of(
@@ -140,33 +167,56 @@ class Kernels:
             return None
         kernels = cls(len(tensors), [variable.expr for variable, _ in positions])
         for call in calls:
-            kernels._add(call, tensors)
+            for part in range(call.src[0].arg.global_size[0]):
+                kernels._add(call, tensors, part)
+        kernels._table = (ctypes.c_uint64 * len(kernels._words))(*kernels._words)
         return kernels
 
-    def _add(self, call: UOp, tensors: Sequence[Tensor]) -> None:
+    @property
+    def count(self) -> int:
+        """Of kernels, each part as one."""
+        return len(self._words) // _ENTRY
+
+    def _add(self, call: UOp, tensors: Sequence[Tensor], part: int) -> None:
         program = call.src[0]
         given = [each for each in call.src[1:] if not each.is_bound_var]
         places = resolve_params(call, tuple(tensor.uop.base for tensor in tensors))
         self._held += places
-        arguments = [ctypes.c_uint64(_address(places[index])) for index in program.arg.globals]
-        for index, argument in zip(program.arg.globals, arguments, strict=True):
+        function = get_runtime(HOST, program).addr
+        entry = [function, *(_address(places[index]) for index in program.arg.globals)]
+        begin = len(self._words)
+        for offset, index in enumerate(program.arg.globals, 1):
             if given[index].op.name == _INPUT:
-                self._moving[given[index].arg.slot].append(argument)
-        function = get_runtime(HOST, program).fxn
-        for part in range(program.arg.global_size[0]):
-            own = {**self._values, _PART: ctypes.c_uint64(part)}
-            numbers = [own[variable.expr] for variable in program.arg.vars]
-            self._calls.append((function, (*arguments, *numbers)))
+                self._moving[given[index].arg.slot].append(begin + offset)
+        for variable in program.arg.vars:
+            if variable.expr != _PART:
+                self._values[variable.expr].append(begin + len(entry))
+            entry.append(part if variable.expr == _PART else 0)
+        self._words += entry + [0] * (_ENTRY - len(entry))
 
     def __call__(self, tensors: Sequence[Tensor], positions: Sequence[Position]) -> None:
-        for tensor, moving in zip(tensors, self._moving, strict=True):
+        table = self._table
+        for tensor, words in zip(tensors, self._moving, strict=True):
             begin = _address(tensor.uop.base)
-            for argument in moving:
-                argument.value = begin
+            for word in words:
+                table[word] = begin
         for variable, value in positions:
-            self._values[variable.expr].value = value
-        for function, arguments in self._calls:
-            function(*arguments)
+            for word in self._values[variable.expr]:
+                table[word] = value
+        self._run(ctypes.addressof(table), self.count)
+
+
+@functools.cache
+def _sequence() -> CPUProgram:
+    """Machine code that calls each kernel of a table: where that begins, and how many there are.
+
+    A kernel is given more arguments than it has.  It leaves the others alone: on the processors
+    that are computed on, those of a call are in registers and on the stack of its caller.
+    """
+    device: Any = Device[HOST]
+    renderer = ClangRenderer(replace(device.renderer.target, renderer="CLANG"))
+    machine_code = renderer.compiler.compile_cached(_SEQUENCE)
+    return CPUProgram(device, TinyELF(machine_code, "sequence", renderer.target, ()))
 
 
 def _is_plain(call: UOp) -> bool:
@@ -178,7 +228,8 @@ def _is_plain(call: UOp) -> bool:
     given = [each for each in call.src[1:] if not each.is_bound_var]
     cut = any(each.src and each.src[0].op.name == _INPUT for each in given)
     parts, *rest = kernel.arg.global_size
-    return isinstance(parts, int) and rest == [1, 1] and not cut
+    most = len(kernel.arg.globals) + len(kernel.arg.vars)
+    return isinstance(parts, int) and rest == [1, 1] and not cut and most <= _ARGUMENTS
 
 
 def _address(place: UOp) -> int:
