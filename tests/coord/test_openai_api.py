@@ -396,6 +396,23 @@ async def test_bodies_hosts_and_methods_are_limited(tmp_path: Path) -> None:
         assert (await here.complete()).choices[0].text == here.expected()
 
 
+async def test_requests_beyond_the_limit_are_told_to_wait(tmp_path: Path) -> None:
+    async with api(tmp_path, http={"max_requests": 1}) as here:
+        for each in here.here.stages:
+            each.moving = trio.Event()
+        (run,) = here.here.orchestrator.runs.values()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.complete)
+            await until(lambda: bool(run.requests))
+            with pytest.raises(openai.RateLimitError) as caught:
+                await here.complete()
+            assert caught.value.code == "too_many_requests"
+            assert caught.value.response.headers["retry-after"]
+            assert (await here.raw("GET", "/health")).status_code == 200
+            for each in here.here.stages:
+                each.moving.set()
+
+
 async def test_garbage_ends_its_connection_and_nothing_else(tmp_path: Path) -> None:
     async with api(tmp_path) as here:
         host, _, port = here.address.partition(":")
@@ -407,7 +424,7 @@ async def test_garbage_ends_its_connection_and_nothing_else(tmp_path: Path) -> N
             b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
             b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n{",
         ):
-            with trio.fail_after(15):
+            with trio.fail_after(5):
                 client = await trio.open_tcp_stream(host, int(port))
                 async with client:
                     await client.send_all(piece)
