@@ -642,7 +642,8 @@ def _refuse(state: Active, reason: str, remediation: str = "") -> Step[State, Ac
 # ---- what goes wrong ----
 
 OUTWARD = {
-    "checkpoint_integrity": "what the node keeps between rounds is damaged",
+    "checkpoint_integrity": "what the node keeps is damaged, or the outer step, taken there, does "
+    "not come to the digests of this round",
     "config": "the node's configuration does not fit the workload",
     "dataset": "the node's data set cannot be used",
     "dp_budget_exceeded": "the node's privacy budget has no room for another release",

@@ -185,22 +185,25 @@ class Rounds:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the machine until cancelled; goes on with a run that an earlier process left."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._timers = Timers(nursery, self._inbox.send)
-            self.since = self.run_since = trio.current_time()
-            left = self.store.unfinished_rounds
-            if left:
-                self.log.info("run.resumed", rounds=left, round=self.state.ground.round)
-                await self._inbox.send(outer_round.RoundsAsked(left))
-            task_status.started()
-            await run_machine(
-                self.state,
-                outer_round.transition,
-                self._timers.sift(self._events),
-                self._perform,
-                self._moved,
-            )
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._timers = Timers(nursery, self._inbox.send)
+                self.since = self.run_since = trio.current_time()
+                left = self.store.unfinished_rounds
+                if left:
+                    self.log.info("run.resumed", rounds=left, round=self.state.ground.round)
+                    await self._inbox.send(outer_round.RoundsAsked(left))
+                task_status.started()
+                await run_machine(
+                    self.state,
+                    outer_round.transition,
+                    self._timers.sift(self._events),
+                    self._perform,
+                    self._moved,
+                )
+        finally:
+            self.downlink.close()
 
     async def hear(self, event: outer_round.Event) -> None:
         """Give the machine an event; waits while its inbox is full."""

@@ -66,6 +66,7 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "dataset_root": hashes,
     "run": st.text("0123456789abcdef", min_size=16, max_size=16),
     "stage": st.integers(0, 63),
+    "follows": st.integers(0, 3),
     "weights": st.sampled_from(["float32", "quantised"]),
     "addresses": st.lists(st.text(max_size=64), max_size=8).map(tuple),
     "seconds": st.floats(0.0, allow_nan=False),
