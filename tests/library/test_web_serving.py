@@ -18,8 +18,9 @@ ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 class App:
     """Answers with a word, or with bytes that never end; counts who is being answered."""
 
-    def __init__(self, *, endless: bool = False) -> None:
+    def __init__(self, *, endless: bool = False, slow_s: float = 0.0) -> None:
         self.endless = endless
+        self.slow_s = slow_s
         self.now = 0
         self.answered = 0
 
@@ -28,6 +29,7 @@ class App:
         try:
             if scope["path"] == "/fault":
                 raise ValueError("a fault of the application")
+            await trio.sleep(self.slow_s)
             await send({"type": "http.response.start", "status": 200, "headers": []})
             while self.endless:
                 await send(
@@ -84,6 +86,16 @@ async def test_who_leaves_ends_its_answer() -> None:
         await app.until(1)
         await client.aclose()
         await app.until(0)
+
+
+async def test_who_says_its_last_word_is_not_kept_for_another() -> None:
+    app = App(slow_s=0.2)
+    async with served(app) as (host, port), await trio.open_tcp_stream(host, port) as client:
+        await client.send_all(ASK)
+        await client.send_eof()
+        with trio.fail_after(serving.LINGER_S + (serving.HEADER_TIMEOUT_S - serving.LINGER_S) / 2):
+            while await client.receive_some():
+                pass
 
 
 async def test_one_connection_has_several_answers_and_offers_of_http2_are_passed_over() -> None:
