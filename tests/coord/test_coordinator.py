@@ -16,7 +16,7 @@ from lensemble.ctl import replies, requests
 from lensemble.ids import Digest
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.wire import messages
-from lensemble.workload import NoopTask, Outer, Workload
+from lensemble.workload import FieldTerms, NoopTask, Outer, Workload
 from lensemble_coord import daemon
 from lensemble_coord.config import (
     CoordinatorConfig,
@@ -31,7 +31,12 @@ from lensemble_coord.training import outer_round, session
 from tests.coord.scripted_node import ScriptedNode
 from tests.coord.tapped import TappedDriver
 
-TERMS = Workload(name="noop", task=NoopTask(parameters=5000), outer=Outer(lr=1.0, momentum=0.0))
+TERMS = Workload(
+    name="noop",
+    task=NoopTask(parameters=5000),
+    outer=Outer(lr=1.0, momentum=0.0),
+    field=FieldTerms(bits=32),
+)
 SMALL = EdgesSection(capacity_bytes=4096, slots=2, arena_bytes=1 << 24)
 
 
@@ -76,7 +81,7 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     (tmp_path / "workload.toml").write_text(
         'name = "noop"\n[task]\nkind = "noop"\nparameters = 5000\n'
-        "[outer]\nlr = 1.0\nmomentum = 0.0\n"
+        "[outer]\nlr = 1.0\nmomentum = 0.0\n[field]\nbits = 32\n"
     )
     config = CoordinatorConfig(
         state_dir=tmp_path / "state",
