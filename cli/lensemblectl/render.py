@@ -90,6 +90,7 @@ def coordinator(status: replies.CoordinatorStatus, width: int) -> RenderableType
             ("workload", f"{status.workload}, config hash {words.short(status.config_hash)}"),
             ("state", words.short(status.digest)),
             ("aggregation", status.aggregation),
+            ("updates", status.field),
             ("storage", _storage(status.storage)),
             ("refused", words.counts(status.refused)),
         ]

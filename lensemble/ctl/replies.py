@@ -320,6 +320,8 @@ class CoordinatorStatus(_Fact, frozen=True, kw_only=True, tag=True):
     digest: str
     aggregation: str
     """In words: "plain: the coordinator sees each update"."""
+    field: str = ""
+    """Width of the words of the updates of this round, in words."""
     round: RoundStatus
     run: RunStatus | None = None
     last_round: RoundSummary | None = None

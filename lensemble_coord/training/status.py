@@ -10,6 +10,8 @@ import trio
 
 from lensemble.ctl import replies
 from lensemble.ids import NodeId
+from lensemble.secagg.plan import FieldPlan
+from lensemble.secagg.scale import why_wide
 from lensemble.transport.driver import Driver
 from lensemble.version import VERSION
 from lensemble_coord.config import CoordinatorConfig
@@ -50,6 +52,15 @@ _TIMERS = {
 }
 
 
+def described(plan: FieldPlan, reason: str) -> str:
+    """The widths of ``plan`` in words; ``reason`` is why they are always 32 bits, if they are."""
+    if reason:
+        return f"32 bits a parameter: {reason}"
+    each = f"{plan.nbytes / plan.layout.size:.2f} bytes a parameter"
+    tensors = len(plan.layout.tensors)
+    return f"{each}; 16 bits in {len(plan.narrow)} of {tensors} tensors"
+
+
 class Observer:
     """Answers "how do things stand?" from the parts of the daemon."""
 
@@ -85,6 +96,7 @@ class Observer:
             config_hash=store.workload.digest,
             digest=rounds.state.ground.digest,
             aggregation=MASKED if self._config.rounds.masked else PLAIN,
+            field=described(store.plan, why_wide(store.workload)),
             round=self._round(),
             run=self._run(),
             last_round=self._last_round(),

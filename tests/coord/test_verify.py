@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lensemble.checkpoint import HEADER_NAME, WEIGHTS_NAME
-from lensemble.workload import NoopTask, Workload
+from lensemble.workload import FieldTerms, NoopTask, Workload
 from lensemble_coord.training import record as records
 from lensemble_coord.training.commit import Retention, sweep
 from lensemble_coord.training.ledger import Ledger
@@ -265,6 +265,33 @@ def test_a_rejected_step_is_recomputed_and_said_to_be(tmp_path: Path) -> None:
     assert "was rejected, and yet" in " ".join(
         records.faults(msgspec.structs.replace(refused, next_digest=last.next_digest), None)
     )
+
+
+def _with_plan(tmp_path: Path, workload: Workload, plan: bytes) -> str:
+    """What is wrong with a history whose last record names ``plan`` for the round that follows."""
+    history = History(tmp_path / "state", workload)
+    history.advance(2)
+    due = history.prepare()
+    history.ledger.append(msgspec.structs.replace(due, next_plan=plan.hex()), history.run)
+    history.ledger.close()
+    return problems(verify_state(history.directory.root))
+
+
+def test_the_plan_of_the_next_words_is_derived_again(tmp_path: Path) -> None:
+    history = History(tmp_path / "sound", SMALL)
+    following = history.advance(2).following
+    assert any(following)
+    assert _with_plan(tmp_path / "same", SMALL, following) == ""
+    found = _with_plan(tmp_path / "other", SMALL, bytes(each and each + 1 for each in following))
+    assert "outer step | round 2 | recomputed field plan" in found
+
+
+def test_a_plan_that_is_none_of_this_workload_is_named(tmp_path: Path) -> None:
+    wide = SMALL.model_copy(update={"field": FieldTerms(bits=32)})
+    assert "next_plan has words of 16 bits, and field.bits is 32" in _with_plan(
+        tmp_path / "wide", wide, bytes([64 + 12])
+    )
+    assert "a field plan for 3 tensors" in _with_plan(tmp_path / "more", SMALL, bytes([70] * 3))
 
 
 def test_a_forged_seed_and_attempt_are_named(state: Path) -> None:

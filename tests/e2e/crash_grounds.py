@@ -24,7 +24,7 @@ from tests.e2e.federation import COORDINATOR, START_S, Federation, Process, fami
 
 NODES = 3
 VICTIM = "node-1"
-PARAMETERS = 3000
+PARAMETERS = 6000
 CHUNK = 4096
 MODEL_BYTES = 4 * PARAMETERS
 TERMS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ TERMS: dict[str, dict[str, Any]] = {
         "worker": {"restart_backoff_s": 0.2, "restart_backoff_max_s": 0.2},
     },
 }
-"""Masked; a state and an update are three chunks each, and every update is spooled to disk."""
+"""Masked; an update in words of 16 bits is three chunks, and every one is spooled to disk."""
 
 PRIVATE = {
     **TERMS,

@@ -17,6 +17,7 @@ LOCAL_FILES = (
     "head.safetensors",
     "optimizer.safetensors",
     "cursor.json",
+    "residual.f*",
     "round-*.u*",
     "round-*.json",
     "round-*.spent",
@@ -128,7 +129,7 @@ NODE_ROUND: tuple[tuple[str, int], ...] = (
     ("update.sent data", 3),
     ("update.sent trailer", 1),
     ("adopt.decided", 1),
-    *((f"adopt.moved {name}", 1) for name in LOCAL_FILES[:3]),
+    *((f"adopt.moved {name}", 1) for name in LOCAL_FILES[:4]),
     ("adopt.listed", 1),
     ("adopt.cleared", 1),
 )  # fmt: skip
