@@ -29,6 +29,7 @@ LARGER = {stages.StageFault: 1 << 18, stages.StageWants: 1 << 17}
 
 LINES = {
     "Inventory.addresses": (stages.MAX_ADDRESSES, 64),
+    "Inventory.linked": (stages.MAX_LINKED, 64),
     "Join.addresses": (circle.MAX_ADDRESSES, 64),
     "StageFault.stderr": (stages.STDERR_LINES, MAX_TEXT),
 }

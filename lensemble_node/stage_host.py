@@ -25,6 +25,7 @@ from lensemble.wire import stages
 from lensemble.wire.fence import sentence
 from lensemble_node import memory, signals, stage, stage_signals, stage_terms
 from lensemble_node.config import NodeConfig
+from lensemble_node.link_figures import LOOK_EVERY_S, LinkFigures
 from lensemble_node.peer_links import PeerLinks, reachable
 from lensemble_node.stage_process import Engine, Launch, StageProcess
 from lensemble_node.timeline import Timeline
@@ -138,6 +139,7 @@ class StageHost:
         self._newest: OrderedDict[str, int] = OrderedDict()
         self._session: Session | None = None
         self._said: stages.Inventory | None = None
+        self._figures = LinkFigures()
         self._events: deque[tuple[str, stage.Event]] = deque()
         self._stepping = False
         self._outbox, self._letters = trio.open_memory_channel[stages.StageAnswer](OUTBOX_MESSAGES)
@@ -149,6 +151,7 @@ class StageHost:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._look_at_links)
                 task_status.started()
                 async for message in self._letters:
                     await self._tell(message)
@@ -190,6 +193,7 @@ class StageHost:
         """What this node can hold, and holds."""
         own = self._config.listen.advertise or reachable(self._driver.addresses(), session.path)
         hosts = self.memory_bytes > 0
+        measured = self._figures.read(self.links.links())
         return stages.Inventory(
             federation=session.federation,
             epoch=session.epoch,
@@ -200,6 +204,8 @@ class StageHost:
             weights="float32",
             addresses=own[: stages.MAX_ADDRESSES],
             reason="" if hosts else sentence(self.engine.reason or "no memory is free"),
+            linked=tuple(node for node, _ in measured),
+            rtts_us=tuple(rtt_us for _, rtt_us in measured),
         )
 
     # ---- orders ----
@@ -560,6 +566,12 @@ class StageHost:
     def taken_bytes(self, but: str = "") -> int:
         """By the stages here, except that of the run ``but``."""
         return sum(held.taken_bytes for run, held in self.hosted.items() if run != but)
+
+    async def _look_at_links(self) -> None:
+        """Say again what is offered when links have come, gone or become slower or faster."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            self._offer()
 
     def _offer(self) -> None:
         if self._session is None:

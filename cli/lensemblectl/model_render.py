@@ -52,6 +52,7 @@ def plan(reply: replies.ModelPlan) -> RenderableType:
                 ("ctx", f"{reply.ctx}, {words.counted(reply.sessions, 'session')}"),
                 ("engine", reply.engine),
                 ("on links", f"about {reply.link_ms:.2f} ms for each token"),
+                ("round trips", model_words.round_trips(reply.hops)),
             ]
         ),
         Text(),

@@ -1,6 +1,7 @@
 """Sentences about models and their runs."""
 
 import sys
+from collections.abc import Sequence
 
 from lensemble.ctl import replies
 from lensemblectl import words
@@ -17,6 +18,15 @@ def stage_line(stage: replies.RunStage) -> str:
 
 def layers(stage: replies.RunStage | replies.PlannedStage) -> str:
     return f"{stage.first}:{stage.last}"
+
+
+def round_trips(hops: Sequence[replies.PlannedHop]) -> str:
+    """``3.00 ms node-a to node-b, not measured node-b to the coordinator``."""
+    return ", ".join(
+        ("not measured" if hop.rtt_ms is None else f"{hop.rtt_ms:.2f} ms")
+        + f" {hop.before or 'the coordinator'} to {hop.after or 'the coordinator'}"
+        for hop in hops
+    )
 
 
 def doing(stage: replies.RunStage) -> str:

@@ -550,6 +550,17 @@ class UnusedNode(_Fact, frozen=True, kw_only=True):
     reason: str
 
 
+class PlannedHop(_Fact, frozen=True, kw_only=True):
+    """A link that every token takes; ``before`` or ``after`` is empty where it is the coordinator.
+
+    ``rtt_ms`` is at most ten seconds old; None if nobody has measured it, and 1 ms was assumed.
+    """
+
+    before: str
+    after: str
+    rtt_ms: float | None = None
+
+
 class ModelPlan(_Fact, frozen=True, kw_only=True, tag=True):
     model: str
     architecture: str
@@ -563,6 +574,7 @@ class ModelPlan(_Fact, frozen=True, kw_only=True, tag=True):
     unused: tuple[UnusedNode, ...] = ()
     link_ms: float = 0.0
     """Predicted time on links for one token."""
+    hops: tuple[PlannedHop, ...] = ()
     exhaustive: bool = True
 
 

@@ -33,6 +33,7 @@ MAX_RANGES = 4096
 MAX_MODEL_BYTES = 1 << 17
 MAX_ADDRESSES = 8
 STDERR_LINES = 200
+MAX_LINKED = 64
 MAX_TIMES = 64
 MAX_TIMELINE = 128
 
@@ -70,6 +71,12 @@ class Inventory(Fenced, frozen=True, kw_only=True, tag=True):
 
     reason: Sentence = ""
     """Why it hosts nothing."""
+
+    linked: Annotated[tuple[NodeKey, ...], Meta(max_length=MAX_LINKED)] = ()
+    """Nodes that it has links of its own to, where those are measured."""
+
+    rtts_us: Annotated[tuple[Count, ...], Meta(max_length=MAX_LINKED)] = ()
+    """Microseconds there and back to each of ``linked``."""
 
 
 # ---- where weights come from ----

@@ -6,6 +6,7 @@ the least time on links per token; among those the nodes with the most memory.  
 the nodes become.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from lensemble.errors import PlanInfeasible
 from lensemble.ids import NodeId
 from lensemble.wire.stages import MAX_CTX, MAX_ROWS, MAX_SESSIONS
 from lensemble_coord.inference.chain import (
+    COORDINATOR,
     Found,
     Links,
     Offer,
@@ -35,6 +37,15 @@ class Unused(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Hop(msgspec.Struct, frozen=True):
+    """From one stage to the next, or from and to the coordinator, whose name is empty."""
+
+    before: str
+    after: str
+    rtt_ns: int | None
+    """None if nobody measured it, and it was planned with ``chain.NEUTRAL``."""
+
+
 class Plan(msgspec.Struct, frozen=True):
     """Stages in order of layers.  ``link_ns`` is the time on links of one token's trip."""
 
@@ -48,6 +59,9 @@ class Plan(msgspec.Struct, frozen=True):
     link_ns: int
     exhaustive: bool
     """The search saw everything; otherwise there may be a shorter chain."""
+
+    hops: tuple[Hop, ...] = ()
+    """One more than stages."""
 
     def canonical(self) -> bytes:
         """Sorted compact JSON."""
@@ -87,7 +101,17 @@ def plan(task: Task, offers: Sequence[Offer], links: Links) -> Plan:
         _unused(task, offers, stages, engine),
         found.link_ns,
         exhaustive,
+        _hops(stages, links),
     )
+
+
+def _hops(stages: Sequence[PlannedStage], links: Links) -> tuple[Hop, ...]:
+    ends = [(COORDINATOR, ""), *((stage.node, stage.name) for stage in stages), (COORDINATOR, "")]
+    hops = []
+    for (a, before), (b, after) in itertools.pairwise(ends):
+        link = links.get((a, b)) or links.get((b, a))
+        hops.append(Hop(before, after, None if link is None else link.rtt_ns))
+    return tuple(hops)
 
 
 def _check(task: Task) -> None:

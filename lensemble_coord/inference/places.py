@@ -89,10 +89,22 @@ class Places:
         return Offer(peer.node, peer.name, inventory, barred)
 
     def _links(self) -> dict[tuple[NodeId, NodeId], Link]:
+        """As measured: from here to nodes, and by nodes to each other; of two ends the shorter."""
         links = {}
         for peer in self._peers.here.values():
             rtt_ms = peer.facts().rtt_ms
             if rtt_ms is not None:
-                grains = max(1, round(rtt_ms * 1e6 / RTT_GRAIN_NS))
-                links[COORDINATOR, peer.node] = Link(grains * RTT_GRAIN_NS)
+                links[COORDINATOR, peer.node] = _link(rtt_ms * 1e6)
+            said = peer.inventory
+            if said is None:
+                continue
+            for node, rtt_us in zip(said.linked, said.rtts_us, strict=False):
+                pair = (min(node, peer.node), max(node, peer.node))
+                found = _link(rtt_us * 1e3)
+                if node in self._peers.here and found.rtt_ns <= links.get(pair, found).rtt_ns:
+                    links[pair] = found
         return links
+
+
+def _link(rtt_ns: float) -> Link:
+    return Link(max(1, round(rtt_ns / RTT_GRAIN_NS)) * RTT_GRAIN_NS)

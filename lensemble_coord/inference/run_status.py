@@ -50,6 +50,14 @@ def plan(model: Model, planned: Plan) -> replies.ModelPlan:
             for each in planned.unused
         ),
         link_ms=planned.link_ns / 1e6,
+        hops=tuple(
+            replies.PlannedHop(
+                before=hop.before,
+                after=hop.after,
+                rtt_ms=None if hop.rtt_ns is None else hop.rtt_ns / 1e6,
+            )
+            for hop in planned.hops
+        ),
         exhaustive=planned.exhaustive,
     )
 

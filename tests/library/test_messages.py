@@ -102,6 +102,8 @@ FROM_NODE: list[m.FromNode] = [
         engine="tinygrad 0.14.0",
         weights="float32",
         addresses=("127.0.0.1:9",),
+        linked=(B,),
+        rtts_us=(20_500,),
     ),
     stages.StageWants(**OF_RUN, ranges=((0, 24), (1 << 40, 9))),
     stages.StageProgress(**OF_RUN, phase="compiling", done=1, total=2),

@@ -69,6 +69,8 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "follows": st.integers(0, 3),
     "weights": st.sampled_from(["float32", "quantised"]),
     "addresses": st.lists(st.text(max_size=64), max_size=8).map(tuple),
+    "linked": st.lists(hashes, max_size=64).map(tuple),
+    "rtts_us": st.lists(counts, max_size=64).map(tuple),
     "seconds": st.floats(0.0, allow_nan=False),
     "ranges": st.lists(st.tuples(counts, counts), max_size=400).map(tuple),
     "recent": st.lists(st.tuples(counts, counts), max_size=64).map(tuple),
