@@ -136,6 +136,8 @@ class _Connection(TCPServer):
             self.protocol = speaks
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read_data()
+            # Nothing more will be asked: there is nothing to wait for but answers under way.
+            await self.idle_task.stop()
 
 
 async def _accepted(listener: trio.SocketListener) -> trio.SocketStream:
