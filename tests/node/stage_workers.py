@@ -258,18 +258,18 @@ class Chain:
     ) -> Iterator[tuple[int, float]]:
         """Tokens one by one, with their log-probabilities."""
         recent = list(prompt)
-        drawn = self.prefill(prompt, session, _at(how, 0, recent))
+        drawn = self.prefill(prompt, session, at(how, 0, recent))
         for index in range(count):
             yield drawn
             if index + 1 == count:
                 return
             recent.append(drawn[0])
-            again = self.step([drawn[0]], len(recent) - 1, session, _at(how, index + 1, recent))
+            again = self.step([drawn[0]], len(recent) - 1, session, at(how, index + 1, recent))
             assert again is not None
             drawn = again
 
 
-def _at(how: Sampling, index: int, recent: Sequence[int]) -> Sampling:
+def at(how: Sampling, index: int, recent: Sequence[int]) -> Sampling:
     kept = tuple(recent[-stage_chunk.MAX_RECENT :]) if how.repeat_penalty != 1 else ()
     return msgspec.structs.replace(how, index=index, recent=kept)
 
