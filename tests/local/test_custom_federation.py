@@ -8,7 +8,7 @@ import trio
 from lensemble import identity
 from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
-from lensemble.workload import initial_parameters
+from lensemble.workload import FieldTerms, initial_parameters
 from lensemble_coord.config import CoordinatorConfig, RoundsSection
 from lensemble_coord.training.verify import verify_state
 from lensemble_local.rounds import Federation
@@ -39,7 +39,8 @@ def test_a_node_whose_task_fails_declines_and_the_others_go_on(
 ) -> None:
     (tmp_path / "tripping.py").write_text(CODE)
     task = texts.workload().task.model_copy(update={"entry": ENTRY})
-    workload = texts.workload().model_copy(update={"task": task})
+    exact = FieldTerms(bits=32)
+    workload = texts.workload().model_copy(update={"task": task, "field": exact})
     (tmp_path / "workload.toml").write_text(texts.toml(workload))
     hub = CoordinatorConfig(
         state_dir=tmp_path / "hub",

@@ -10,7 +10,7 @@ from lensemble import identity
 from lensemble.config import commented
 from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
-from lensemble.workload import Workload, initial_parameters
+from lensemble.workload import FieldTerms, Workload, initial_parameters
 from lensemble_coord.config import CoordinatorConfig, RoundsSection
 from lensemble_local import arm, rounds
 from lensemble_local.simulate import simulate
@@ -73,7 +73,8 @@ SMALL_ROUNDS = 2
 
 
 def _small(tmp_path: Path, nodes: int) -> tuple[Workload, dict[str, Path], np.ndarray]:
-    workload = worlds.small(steps=3)
+    # Words of 16 bits are rounded by chance.
+    workload = worlds.small(steps=3).model_copy(update={"field": FieldTerms(bits=32)})
     folder = worlds.data(tmp_path / "data", nodes=nodes)
     data = {f"n{i}": folder / f"node{i}.h5" for i in range(nodes)}
     return workload, data, initial_parameters(workload)

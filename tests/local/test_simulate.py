@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import trio
@@ -14,6 +15,8 @@ from lensemble import identity
 from lensemble.state_dir import IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble_coord.config import CoordinatorConfig, RoundsSection
+from lensemble_coord.training.ledger import Ledger
+from lensemble_coord.training.verify import verify_state
 from lensemble_local.simulate import Simulated, simulate
 from lensemble_node.config import NodeConfig, ShareSection
 
@@ -33,16 +36,25 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def _federate(place: Path, keys: Path, order: list[int], jitter_s: float = 0.0) -> Simulated:
+def _federate(
+    place: Path,
+    keys: Path,
+    order: list[int],
+    jitter_s: float = 0.0,
+    *,
+    aggregation: Literal["plain", "masked"] = "plain",
+    bits: str = "32",
+) -> Simulated:
     """A federation in which node ``order[0]`` is nearest and its updates come first."""
     shutil.copytree(keys, place)
     (place / "workload.toml").write_text(
         'name = "noop"\n[task]\nkind = "noop"\nparameters = 20000\n[inner]\nsteps = 2\nbatch = 1\n'
+        f"[field]\nbits = {bits}\n"
     )
     hub = CoordinatorConfig(
         state_dir=place / "coordinator",
         workload=place / "workload.toml",
-        rounds=RoundsSection(aggregation="plain", min_participants=2),
+        rounds=RoundsSection(aggregation=aggregation, min_participants=3),
     )
     nodes = [
         NodeConfig(
@@ -69,6 +81,26 @@ def test_the_order_of_arrival_leaves_no_trace(tmp_path: Path, keys: Path) -> Non
     }
     assert all(each.contributors_per_round == (NODES,) * ROUNDS for each in ended.values())
     assert len({each.digest for each in ended.values()}) == 1, ended
+
+
+def test_masked_rounds_send_two_bytes_a_parameter(tmp_path: Path, keys: Path) -> None:
+    place = tmp_path / "narrow"
+    ended = _federate(place, keys, [0, 1, 2, 3], aggregation="masked", bits='"auto"')
+    assert ended.completed
+    report = verify_state(place / "coordinator")
+    assert report.sound, report.problems
+    assert report.recomputed == ROUNDS
+    ledger = Ledger(place / "coordinator" / "ledger.sqlite", check=False)
+    try:
+        assert any(ledger.tail().following)
+        noted = [json.loads(each.event) for each in ledger.events_of("round.node", 100)]
+    finally:
+        ledger.close()
+    up = [[each["bytes_up"] for each in noted if each["round"] == t] for t in range(ROUNDS)]
+    assert [len(each) for each in up] == [NODES] * ROUNDS
+    assert min(up[0]) >= 4 * 20_000
+    for narrow in up[1:]:
+        assert max(narrow) <= 2.1 * 20_000
 
 
 def _command(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -47,7 +47,7 @@ def toml(terms: Workload) -> str:
     lines += [f"{key} = {json.dumps(value)}" for key, value in task.options.items()]
     lines += ["[task.parameters]"]
     lines += [f'"{name}" = {list(shape)}' for name, shape in task.parameters.items()]
-    for table in ("inner", "outer"):
+    for table in ("inner", "outer", "field"):
         lines += [f"[{table}]"]
         told = getattr(terms, table).model_dump(mode="json")
         lines += [f"{key} = {json.dumps(value)}" for key, value in told.items()]
