@@ -16,6 +16,10 @@ ASKED_AT = (0.5, 0.75)
 """Parts of a suspicion after which its holder asks the suspect itself; most have heard by then."""
 
 
+TOLD_AGAIN = frozenset({Standing.ALIVE, Standing.LEFT})
+"""What those are told again who doubt it: they have missed a refutation, or a farewell."""
+
+
 class Beliefs:
     """Hears claims, holds those that count, and has them passed on."""
 
@@ -33,7 +37,9 @@ class Beliefs:
         if record is None:
             if update.node == self._voice.me:
                 self._hear_of_oneself(update, sender)
-        elif update.incarnation < record.incarnation:
+        elif update.incarnation < record.incarnation or (
+            record.standing is Standing.LEFT and update.incarnation == record.incarnation
+        ):
             self._correct(record, update)
         elif update.standing is Standing.SUSPECT:
             by = update.by or sender
@@ -99,7 +105,7 @@ class Beliefs:
         about its past would otherwise end with them.
         """
         doubt = update.standing is Standing.SUSPECT or update.standing is Standing.DEAD
-        if doubt and record.standing is Standing.ALIVE and record.node not in self._voice.rumours:
+        if doubt and record.standing in TOLD_AGAIN and record.node not in self._voice.rumours:
             self._voice.rumours.add(record.claim())
 
     def _suspect(self, record: Record, update: Update, by: NodeId) -> None:

@@ -5,7 +5,7 @@ import msgspec
 CONFIRMATIONS = 3
 """Other accusers after which a suspicion is as short as it gets (Lifeguard's K)."""
 
-CONFIRMED_SHARE = 0.6
+CONFIRMED_SHARE = 0.8
 """Of the time of a suspicion that nobody confirms: what one lasts that enough others confirm."""
 
 MAX_HEALTH = 8
@@ -35,7 +35,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LAN = Profile(name="lan", interval_s=1.0, probe_s=0.5, probe_rtts=0.0, helpers=2, suspicion_s=4.0)
-WAN = Profile(name="wan", interval_s=2.0, probe_s=1.5, probe_rtts=4.0, helpers=2, suspicion_s=10.0)
+WAN = Profile(name="wan", interval_s=2.0, probe_s=1.5, probe_rtts=4.0, helpers=2, suspicion_s=12.5)
 RELAY = Profile(
     name="relay", interval_s=5.0, probe_s=5.0, probe_rtts=8.0, helpers=2, suspicion_s=30.0
 )

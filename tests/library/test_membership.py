@@ -344,9 +344,21 @@ def test_a_timer_of_a_suspicion_that_was_refuted_makes_no_death() -> None:
 
 def test_a_death_is_announced_with_its_incarnation() -> None:
     play = suspected()
-    play.run(30, answering=(B, C, D))
+    play.run(4 * WAN.suspicion_s, answering=(B, C, D))
     assert play.standing(A) is DEAD
     assert any(claim(A, DEAD) in play.told(node) for node in (B, C, D))
+
+
+def test_who_has_missed_a_farewell_is_told_it_again() -> None:
+    play = Play(A, B, C, D)
+    play.hear(A)
+    play.hear(A, claim(A, LEFT))
+    play.run(60, answering=(B, C, D))
+    play.sent.clear()
+    play.hear(B, claim(A, SUSPECT, by=B))
+    play.run(6, answering=(B, C, D))
+    assert play.standing(A) is LEFT
+    assert claim(A, LEFT) in play.told(B)
 
 
 # ---- which claim counts ----

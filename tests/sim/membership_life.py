@@ -21,7 +21,7 @@ EXPECTED_S = {"lan": 7.0, "wan": 15.0, "relay": 40.0}
 PROBED_WITHIN = 7
 """Intervals after which a dead member was probed by somebody: else by 1 chance in e**7."""
 
-SETTLING, CUT, HEALED_WITHIN, QUIET, FAREWELL = 10, 22, 150, 15, 4
+SETTLING, CUT, HEALED_WITHIN, QUIET, FAREWELL = 10, 22, 150, 15, 8
 """In intervals."""
 
 
