@@ -9,6 +9,7 @@ A coordinator and two nodes run as processes of their own over real QUIC, as in 
 
 import itertools
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,13 @@ def measure(model: Path, tokens: int, turns: int) -> dict[str, Any]:
     Raises:
         OperatorError: a daemon or a run does not do what it should.
     """
-    demo = Demo(own_directory(None), model, Console(quiet=True))
-    demo.configure()
+    with tempfile.TemporaryDirectory() as directory:
+        demo = Demo(own_directory(Path(directory) / "trips"), model, Console(quiet=True))
+        demo.configure()
+        return _compared(demo, tokens, turns)
+
+
+def _compared(demo: Demo, tokens: int, turns: int) -> dict[str, Any]:
     with started([demo.coordinator, *demo.nodes]):
         demo.join()
         layers = demo.plan().layers
