@@ -243,8 +243,9 @@ class ModelRun:
         self._ready = True
         for number in self.requests:
             self._count(number)
-        if self.left and self.left[-1].ready_s is None:
-            self.left[-1].ready_s = trio.current_time() - self.left[-1].at
+        for left in self.left:
+            if left.ready_s is None:
+                left.ready_s = trio.current_time() - left.at
         self._hear(survival.Ready())
         self._seats.open(plan.plan.sessions, plan.ring, plan.look)
 

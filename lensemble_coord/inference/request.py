@@ -138,8 +138,14 @@ class Request:
         self._give_event(sequence.Failed() if fault is not None else sequence.CancelAsked())
 
     def interrupt(self, pause: Pause) -> None:
-        """The plan that computes it is gone, and another one will come."""
-        self._give_event(pause)
+        """The plan that computes it is gone, and another one will come.
+
+        Whoever takes nothing while many plans come and go is not waited for.
+        """
+        try:
+            self._give_event(pause)
+        except trio.WouldBlock:
+            self.cancel()
 
     async def serve(self) -> None:
         """Go on until it ends, whichever way; the slot is free afterwards."""

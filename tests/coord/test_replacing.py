@@ -10,8 +10,10 @@ import trio.testing
 
 from lensemble.ctl import replies, requests
 from lensemble.ids import NodeId
+from lensemble.stage_chunk import Sampling
 from lensemble.wire import stages
 from lensemble_coord.inference.model_run import ModelRun
+from lensemble_coord.inference.request import INBOX_EVENTS, Pause
 from lensemble_coord.peers import Member, Peer
 from tests.coord.scripted_stage import ScriptedStages, answer
 from tests.coord.test_model_runs import WORDS, Rig, rig
@@ -212,6 +214,7 @@ async def test_a_plan_that_fails_while_it_replaces_is_replaced_again(tmp_path: P
         assert asked.tokens == answer(here.tokens(), 30)
         status = await here.status()
         assert status.run_epoch in {2, 3}
+        assert all(each.ready_s is not None for each in status.replacements)
         assert status.stages[1].name == "node-4"
 
 
@@ -264,6 +267,19 @@ async def test_teardown_while_a_stage_is_replaced_lets_answers_end(tmp_path: Pat
         assert asked.tokens == answer(prompt, 30)
         assert (over[0].outcome, over[0].teardown) == ("completed", "clean")
         await here.at_rest()
+
+
+async def test_whoever_takes_nothing_does_not_hold_up_plans(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=3) as here:
+        await replacing(here)
+        (run,) = here.orchestrator.runs.values()
+        stuck = run.begin(here.tokens(), Sampling(), 40)
+        for _ in range(INBOX_EVENTS + 1):
+            stuck.interrupt(Pause("a plan is left"))
+        await seen(here, lambda each: not each.requests)
+        assert run.finished["cancelled"] == 1
+        *tokens, _ = await here.prompt()
+        assert [each.token for each in tokens] == answer(here.tokens(), 5)
 
 
 async def test_words_of_the_plan_before_are_not_heard(tmp_path: Path) -> None:
