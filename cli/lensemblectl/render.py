@@ -169,16 +169,18 @@ def node(status: replies.NodeStatus) -> RenderableType:
 
 def rounds(reply: replies.RoundList) -> RenderableType:
     """The table of ``lensemblectl rounds``."""
-    columns = ["ROUND", "CLOSED", "TOOK", "NODES", "LOSS", "STATE"]
+    columns = ["ROUND", "CLOSED", "TOOK", "NODES", "BY SUM", "SAVED", "LOSS", "STATE"]
     if any(each.alerts for each in reply.rounds):
         columns.append("ALERTS")
-    table = listing(*columns, right=("ROUND", "NODES"))
+    table = listing(*columns, right=("ROUND", "NODES", "BY SUM", "SAVED"))
     for each in reply.rounds:
         row = (
             str(each.index),
             words.moment(each.closed_unix_s),
             "" if each.seconds is None else words.duration(each.seconds),
             str(len(each.contributors)),
+            str(each.by_sum or ""),
+            words.size(each.bytes_saved) if each.bytes_saved > 0 else "",
             "" if each.loss is None else f"{each.loss:.4g}",
             words.short(each.digest),
             "; ".join(each.alerts),
