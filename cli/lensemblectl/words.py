@@ -239,6 +239,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
     ]
     if plan["budget"] > 50:
         lines.append(f"a budget of {plan['budget']:g} is not private: it promises next to nothing")
+    if plan.get("wide"):
+        lines.append(f"updates take 4 bytes a parameter: {plan['wide']}")
     return lines + _utility_lines(plan)
 
 

@@ -48,7 +48,7 @@ def _workload(options: argparse.Namespace) -> Workload:
     given = {name: value for name, value in asked.items() if value is not None}
     terms = base.privacy.model_dump() | given | {"enabled": True}
     # A plan is arithmetic: whether the field has room is checked where the workload is used.
-    room = FieldTerms(k=8, n_max=base.field.n_max)
+    room = FieldTerms(bits=base.field.bits, k=8, n_max=base.field.n_max)
     try:
         return base.model_copy(update={"privacy": Privacy.model_validate(terms), "field": room})
     except ValidationError as error:

@@ -6,6 +6,7 @@ import msgspec
 
 from lensemble.errors import PrivacyBudgetExceeded
 from lensemble.privacy import accountant
+from lensemble.secagg.scale import why_wide
 from lensemble.workload import Workload, layout
 
 _USEFUL = 0.5
@@ -36,6 +37,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rounds_within_budget: int
     sigma_needed: float
     """For all the rounds within the budget."""
+    wide: str = ""
+    """Why updates take four bytes a parameter; empty if mostly two."""
     participants: int | None = None
     noise_in_mean: float | None = None
     participants_needed: int | None = None
@@ -78,6 +81,7 @@ def make(
         covered=total <= allowed,
         rounds_within_budget=accountant.releases_left({}, cost, allowed, risk),
         sigma_needed=accountant.sigma_for(allowed, risk, rounds, cost),
+        wide=why_wide(workload),
         participants=participants,
         noise_in_mean=_noise_in_mean(workload, size, participants)
         if whole and participants
