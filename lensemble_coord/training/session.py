@@ -19,6 +19,7 @@ from lensemble.crash_points import reached
 from lensemble.edge.arena import Region
 from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import (
+    CheckpointIntegrityError,
     ContractViolation,
     EdgeFault,
     FrameError,
@@ -355,6 +356,9 @@ class Session:
     async def _take_fault(self, message: messages.Fault, desk: Desk) -> None:
         self.activity.last_reason = message.reason
         self.did("declined")
+        if message.code == CheckpointIntegrityError.code:
+            # Of several nodes that say so, one may be right.
+            self.log.warning("commit.disputed", round=message.round, attempt=message.attempt)
         at = (message.round, message.attempt)
         await desk.hear(outer_round.Declined(self.node, *at, message.code, message.reason))
 

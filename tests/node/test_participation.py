@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from lensemble.errors import InvalidTransition
-from lensemble.ids import FederationId
+from lensemble.ids import Digest, FederationId
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble.wire import messages
+from lensemble.wire.steps import TakenStep
 from lensemble_node import attempt, participation, signals
 from lensemble_node.participation import (
     Announce,
@@ -38,6 +39,7 @@ from tests.node.node_play import (
     CONFIGURED,
     DEALT,
     FEDERATION,
+    LAYOUT,
     MASKED,
     ME,
     NEXT,
@@ -488,6 +490,8 @@ def test_a_roster_without_this_node_ends_its_part() -> None:
         {"layout_digest": "0" * 64},
         {"inner_steps": 1},
         {"state_bytes": 4},
+        {"state_bytes": 2 * LAYOUT.nbytes},
+        {"prior_momentum": "5" * 64},
         {"field": messages.FieldParams(k=8, n_max=1)},
     ],
 )
@@ -496,6 +500,27 @@ def test_a_round_on_other_terms_is_declined(changes: dict[str, object]) -> None:
     actions = play.hear(round_open(**changes))
     assert said(actions) == ["Fault"]
     assert ordered(actions) == []
+
+
+def test_the_steps_to_the_state_are_passed_on_and_what_is_held_of_them_is_said() -> None:
+    step = TakenStep(
+        start=Digest("4" * 64),
+        start_momentum=None,
+        end=PRIOR,
+        end_momentum=Digest("5" * 64),
+        total=Digest("6" * 64),
+        contributors=2,
+    )
+    more = {"prior_momentum": step.end_momentum, "steps": (step,)}
+    play = Play().ready()
+    actions = play.hear(round_open(state_bytes=2 * LAYOUT.nbytes, **more))
+    assert ordered(actions) == [
+        signals.Bind(round=0, attempt=0, prior_digest=PRIOR, **more)  # type: ignore[arg-type]
+    ]
+    held = signals.Bound(round=0, attempt=0, holds_bytes=0, follows=1, holds_of_sum=8)
+    (commit, *_) = play.say(held)
+    assert isinstance(commit, participation.Commit)
+    assert commit.commit.held == held
 
 
 def test_a_closed_round_without_us_stops_the_sending() -> None:
