@@ -17,7 +17,7 @@ LOCAL_FILES = (
     "head.safetensors",
     "optimizer.safetensors",
     "cursor.json",
-    "residual.f*",
+    "residual.bf*",
     "round-*.u*",
     "round-*.json",
     "round-*.spent",

@@ -5,10 +5,11 @@ by chance, from secret randomness, so that the mean is right, and cut off at the
 leaves, the **residual**, stays on this node and is added to the next difference (error feedback): a
 coordinate is sent in full over a few rounds, whatever the steps are.
 
-The residual is kept in steps of its word, as float16, in a file of its own beside the head and the
-optimiser.  It belongs to one released vector and becomes this node's with it: when a round counted
-that vector.  Of one that did not count, vector and residual are forgotten together, as the training
-is, and the residual from before stays due.
+The residual is kept in steps of its word, as bfloat16 (the upper half of a float32, whose 8 bits
+are enough for what is below a step), in a file of its own beside head and optimiser.  It belongs to
+one released vector and becomes this node's with it: when a round counted that vector.  Of one that
+did not count, vector and residual are forgotten together, as the training is, and the residual from
+before stays due.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,10 +25,8 @@ from lensemble.params import FlatParameters, ParamLayout
 from lensemble.secagg.field import FieldTerms, bound, encode, over_bound
 from lensemble.secagg.plan import FieldPlan, Segment
 
-RESIDUAL = "residual.f16"
+RESIDUAL = "residual.bf16"
 _PIECE = 1 << 16
-_LARGEST = np.float32(65504)
-"""Of a float16; what is cut off beyond so many steps is lost."""
 _CHANCE = np.float32(2.0**-16)
 _MAGIC = b"LNSRESID"
 _LENGTH_BYTES = 4
@@ -77,7 +76,7 @@ class Residual:
         counts = [each.last - each.first for each in self._plan.narrow]
         if len(data) != 2 * sum(counts):
             raise _damaged(path, f"{len(data)} bytes for {sum(counts)} coordinates")
-        self._steps = data.view("<f2")
+        self._steps = data.view("<u2")
         starts = np.cumsum([0, *counts]).tolist()
         self._at = {each.first: at for each, at in zip(self._plan.narrow, starts, strict=False)}
 
@@ -86,7 +85,7 @@ class Residual:
         for segment, lo, hi in self._plan.parts(first, first + len(values)):
             if segment.bits == 16:
                 at = self._at[segment.first] - segment.first
-                left = self._steps[at + lo : at + hi].astype(np.float32)
+                left = _widened(self._steps[at + lo : at + hi])
                 left *= np.float32(2.0**-segment.k)
                 values[lo - first : hi - first] += left
 
@@ -159,24 +158,40 @@ class Encoder:
 
     def _round(self, segment: Segment, first: int, values: FlatParameters) -> Words:
         """Round one piece of a narrow tensor by chance; what is left of it is written down."""
-        limit, most = np.float32(self._plan.limit), bound(self._terms)
+        limit, unit = self._plan.limit, 2.0**segment.k
         with np.errstate(over="ignore", invalid="ignore"):
-            if not max(float(values.max()), -float(values.min())) <= most:
-                raise over_bound(values, first, self._terms)
-            steps = values * np.float32(2.0**segment.k)
+            steps = values * np.float32(unit)
+            sizes = np.abs(steps)
+            peak = float(sizes.max())
+        if not peak <= bound(self._terms) * unit:
+            raise over_bound(values, first, self._terms)
         chances = self._chance.words((len(steps) + 3) // 4).view("<u2")[: len(steps)]
         rounded = chances.astype(np.float32)
         rounded *= _CHANCE
         rounded += steps
         np.floor(rounded, out=rounded)
-        np.clip(rounded, -limit, limit, out=rounded)
-        index = (segment.clipped - self._plan.tail) // 4 - 1
-        self._clipped[index] += int(np.count_nonzero(np.abs(steps) > limit))
+        if peak > limit - 1:
+            np.clip(rounded, -limit, limit, out=rounded)
+            index = (segment.clipped - self._plan.tail) // 4 - 1
+            self._clipped[index] += int(np.count_nonzero(sizes > limit))
         steps -= rounded
-        np.clip(steps, -_LARGEST, _LARGEST, out=steps)
         if self._left is not None:
-            self._left.write(steps.astype("<f2").data)
+            self._left.write(_halved(steps).data)
         return rounded.astype("<i2").view("<u2")
+
+
+def _halved(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """``values`` as bfloat16, rounded to the nearest."""
+    bits = values.view("<u4")
+    bits += np.uint32(1 << 15)
+    bits >>= np.uint32(16)
+    return bits.astype("<u2")
+
+
+def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    bits = halves.astype("<u4")
+    bits <<= np.uint32(16)
+    return bits.view("<f4")
 
 
 def _head(plan: FieldPlan) -> bytes:
