@@ -106,12 +106,22 @@ def _shuffle(raw: Bytes, width: int) -> memoryview:
     zigzag = np.left_shift(words, 1)
     sign = np.right_shift(raw.view(signed), 8 * width - 1).view(unsigned)
     np.bitwise_xor(zigzag, sign, out=zigzag)
-    return np.ascontiguousarray(zigzag.view(np.uint8).reshape(-1, width).T).data.cast("B")
+    # Casts and shifts of whole words: several times as fast as to transpose bytes.
+    planes = np.empty((width, len(words)), dtype=np.uint8)
+    np.copyto(planes[0], zigzag, casting="unsafe")
+    for plane in planes[1:]:
+        np.right_shift(zigzag, 8, out=zigzag)
+        np.copyto(plane, zigzag, casting="unsafe")
+    return planes.reshape(-1).data
 
 
 def _unshuffle(planes: Bytes, width: int, out: Bytes) -> None:
     unsigned, _ = _WORDS[width]
-    zigzag = np.ascontiguousarray(planes.reshape(width, -1).T).reshape(-1).view(unsigned)
+    *lower, upper = planes.reshape(width, -1)
+    zigzag = upper.astype(unsigned)
+    for plane in reversed(lower):
+        np.left_shift(zigzag, 8, out=zigzag)
+        np.bitwise_or(zigzag, plane, out=zigzag)
     words = out.view(unsigned)
     np.right_shift(zigzag, 1, out=words)
     np.bitwise_and(zigzag, 1, out=zigzag)
