@@ -180,7 +180,8 @@ class Bench:
     def turned(self, public: probe.Probe, gauge: Gauge, *, turn: bool) -> FlatParameters | None:
         terms = self.terms[50]
         anchor = terms.objective.model_copy(update={"probe_hash": public.digest})
-        terms = terms.model_copy(update={"gauge": gauge, "objective": anchor})
+        field = FieldTerms(bits=32)
+        terms = terms.model_copy(update={"gauge": gauge, "objective": anchor, "field": field})
         nodes = [turned.TurnedNode(terms, each, public, turn=turn) for each in self.data.items()]
         return _finished(rounds.Federation(terms, nodes, self.warm), lambda _: ())
 
@@ -286,8 +287,15 @@ def widths_of_seed(seed: int) -> dict[str, dict[str, dict[str, float]]]:
         for horizon, terms in bench.terms.items():
             found[f"H={horizon}"] = by_width = {}
             for name, field in WIDTHS.items():
-                scores = bench.mix(bench.federated(terms.model_copy(update={"field": field})))
-                by_width[name] = {"state5": scores.state5, "latent": scores.latent}
+                changed = terms.model_copy(update={"field": field})
+                nodes = rounds.trainers(changed, bench.data, Path(place) / f"{horizon} {name}")
+                federation = rounds.Federation(changed, nodes, bench.warm)
+                scores = bench.mix(_finished(federation, lambda _: ()))
+                by_width[name] = {
+                    "state5": scores.state5,
+                    "latent": scores.latent,
+                    "bytes": float(np.mean(federation.sent[1:])),
+                }
     return found
 
 
@@ -303,7 +311,11 @@ def show_widths(seeds: Sequence[dict[str, dict[str, dict[str, float]]]]) -> dict
                 ]
                 mean = means[f"{figure}, {horizon}, {name}"] = sum(ratios) / len(ratios)
                 each_seed = "  ".join(f"{ratio:+.2%}" for ratio in ratios)
-                print(f"{figure:8} {horizon:5} {name:20} {mean:+.2%}   by seed: {each_seed}")
+                nbytes = sum(each[horizon][name]["bytes"] for each in seeds) / len(seeds)
+                print(
+                    f"{figure:8} {horizon:5} {name:20} {nbytes:.2f} bytes a parameter after the "
+                    f"first round, {mean:+.2%}   by seed: {each_seed}"
+                )
     return means
 
 

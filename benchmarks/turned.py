@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 from lensemble.params import FlatParameters
+from lensemble.secagg.field import encode
+from lensemble.secagg.plan import FieldPlan
 from lensemble.workload import Gauge, Workload, WorldModelTask
 from lensemble_node.worker.training.dataset import open_dataset
 from lensemble_node.worker.training.gauge import Alignment, Sight, turn_weights
@@ -28,7 +30,7 @@ def orthogonal(seed: list[int], width: int) -> np.ndarray:
 class TurnedNode:
     """Trains as a node does, then turns its weights by a random Q, which changes no prediction.
 
-    The first of two turns (``turn``) happens in what it trained; the second, back, is alignment's.
+    It rounds to words of 32 bits only.  The first of two turns (``turn``) happens in what it trained; the second, back, is alignment's.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class TurnedNode:
         after = Sight(learner.model.latents(self._points), learner.model.named())
         found = Alignment(terms, before, after, self._task.history)
         pipeline = Pipeline(on_weights=(found.stage(layout),))
-        sent = release(learner.model.named(), prior, layout, self._workload.room, pipeline)
+        sent = release(learner.model.named(), prior, layout, pipeline)
+        room = self._workload.room
         return Release(
-            sent.vector,
+            encode(sent.values, room),
+            FieldPlan(layout, room),
             sent.extent.l2_norm,
             sent.extent.max_abs,
             losses.first,

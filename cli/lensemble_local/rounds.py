@@ -82,6 +82,8 @@ class Federation:
     """Of the words of the next round."""
     releases: list[Release] = field(default_factory=list, init=False)
     """Of the last round."""
+    sent: list[float] = field(default_factory=list, init=False)
+    """Bytes of an update for each parameter, by round."""
 
     def __post_init__(self) -> None:
         self.parameters = self.parameters.copy()
@@ -111,6 +113,7 @@ class Federation:
         present = [node for number, node in enumerate(self.nodes) if number not in absent]
         prior = self.parameters.copy()
         self.releases = [node.train(prior, **order) for node in present]
+        self.sent.append(self.plan.nbytes / len(self.parameters))
         self._step()
         for node in present:
             node.adopt(self.index)
