@@ -30,7 +30,8 @@ def orthogonal(seed: list[int], width: int) -> np.ndarray:
 class TurnedNode:
     """Trains as a node does, then turns its weights by a random Q, which changes no prediction.
 
-    It rounds to words of 32 bits only.  The first of two turns (``turn``) happens in what it trained; the second, back, is alignment's.
+    The first of two turns (``turn``) happens in what it trained; the second, back, is alignment's.
+    Its words have 32 bits.
     """
 
     def __init__(
