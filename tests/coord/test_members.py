@@ -203,3 +203,11 @@ async def test_who_has_left_is_forgotten_in_the_end(hub: Hub, autojump_clock: Mo
     assert hub.peers.absent() == ()
     assert hub.told[A][-1].gone == (B,)
     assert [row.node for row in hub.members.listing("hub").members] == [A]
+
+
+async def test_who_comes_is_probed_at_once(hub: Hub, autojump_clock: MockClock) -> None:
+    await hub.start()
+    a = await hub.linked(A)
+    with trio.fail_after(0.1):
+        _, note = await a.receive_note()
+    assert isinstance(membership.decode(letters.unseal(note).message), membership.Probe)

@@ -161,7 +161,7 @@ async def test_a_node_that_takes_no_calls_makes_none(node: Node, autojump_clock:
     link = await b.dial(node.network.address(ME))
     await link.lost.wait()
     assert "takes calls only from nodes" in link.lost_reason()
-    await trio.sleep(30)
+    await trio.sleep(5)
     assert node.driver.link_to(B) is None
     assert {row.path for row in others.listing("me", "hub").members} == {"direct", "relayed"}
 
@@ -203,3 +203,14 @@ async def test_a_node_that_goes_away_tells_the_others(
                 for update in said.updates
             ):
                 return
+
+
+async def test_a_node_that_has_joined_probes_its_coordinator_at_once(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    others = await node.start()
+    for _ in range(2):
+        others.take(HUB, page(fresh=True))
+        with trio.fail_after(0.1):
+            _, note = await node.hub.receive_note()
+        assert isinstance(membership.decode(letters.unseal(note).message), membership.Probe)
