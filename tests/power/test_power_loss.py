@@ -15,9 +15,8 @@ import pytest
 from lensemble import identity, state_dir
 from lensemble.errors import CheckpointIntegrityError, ContractViolation, LensembleError
 from lensemble.ids import FederationId, NodeId
-from lensemble.params import parameter_digest
 from lensemble.ticket import Membership
-from lensemble.workload import FieldTerms, NoopTask, Privacy, Workload, initial_parameters, layout
+from lensemble.workload import FieldTerms, NoopTask, Privacy, Workload, initial_parameters
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training.commit import Retention, orphans, retire
 from lensemble_coord.training.store import Store

@@ -22,8 +22,8 @@ from lensemble_coord.training import record as records
 from lensemble_node.worker.state_store import Goal
 from tests.coord.round_play import RoundAudit, at_rest
 from tests.sim.mask_side import At, digest_of
-from tests.sim.states import stepped
 from tests.sim.session import ECHOES, SimSession, Told
+from tests.sim.states import stepped
 from tests.sim.terms import CANONICAL, CONFIG_HASH, FEDERATION, LAYOUT, WORKLOAD
 from tests.sim.world import Actor, Host, Link, Pause, Timers
 

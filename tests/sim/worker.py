@@ -289,9 +289,7 @@ class SimWorker:
         elif self.states.at is not None:
             at, (done, total) = self.states.at, self.states.progress
             self.say(
-                signals.Worked(
-                    round=at[0], attempt=at[1], phase="fetching", done=done, total=total
-                )
+                signals.Worked(round=at[0], attempt=at[1], phase="fetching", done=done, total=total)
             )
 
     # ---- training ----
