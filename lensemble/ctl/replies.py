@@ -455,7 +455,7 @@ class MemberStatus(_Fact, frozen=True, kw_only=True):
     rtt_ms: float | None = None
     """Of probes and their answers, smoothed; by way of the coordinator if ``path`` is relayed."""
     path: str = ""
-    """direct, relayed (by the coordinator), or none; ``self`` of the one that answers."""
+    """direct, relayed (by the coordinator), or none."""
     heard_s: float | None = None
     """Since something last came from itself."""
     flaps: int = 0
