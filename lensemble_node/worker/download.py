@@ -6,7 +6,7 @@ the last rounds started from what lies here, the sums of those rounds one after 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -205,19 +205,34 @@ class Inbound:
             return self._blob
         expected = Expected(item.kind, self._federation, *wanted.at, item.shape, item.digest)
         held = min(header.offset, self._store.held_bytes(item))
-        stepping, prefix = None, self._store.pieces(item, held)
-        if step is not None:
-            stepping = Stepping(self._store, self._layout, self._workload, step)
-            prefix = stepped(prefix, stepping)
-        try:
+        prefix = self._store.pieces(item, held)
+        if step is None:
             reader = BlobReader(expected, prefix=prefix)
-            part = self._store.open_part(item)
-        except BaseException:
-            if stepping is not None:
-                stepping.close()
+            self._blob = _Coming(item, reader, self._store.open_part(item), None)
+            return self._blob
+        try:
+            self._blob = self._begin_step(item, step, expected, prefix)
+        except LensembleError as error:
+            self._doubt(step, error)
             raise
-        self._blob = _Coming(item, reader, part, stepping)
         return self._blob
+
+    def _begin_step(
+        self, item: Item, step: TakenStep, expected: Expected, prefix: Iterator[memoryview]
+    ) -> _Coming:
+        stepping = Stepping(self._store, self._layout, self._workload, step)
+        try:
+            reader = BlobReader(expected, prefix=stepped(prefix, stepping))
+            return _Coming(item, reader, self._store.open_part(item), stepping)
+        except BaseException:
+            stepping.close()
+            raise
+
+    def _doubt(self, step: TakenStep, error: LensembleError) -> None:
+        """What a step starts from is looked at anew; to where it did not lead, none is tried."""
+        self._store.doubt(start_of(step))
+        if self._now is not None and not isinstance(error, StorageError):
+            self._distrusted = self._now.goal
 
     def _is_here(self, wanted: _Wanted, item: Item, step: TakenStep | None) -> bool:
         """Whether a blob that was on its way when this one was asked for has made it needless."""
@@ -270,13 +285,11 @@ class Inbound:
         return wanted if isinstance(coming, _Coming) else None
 
     def _forget(self, coming: _Coming | _Passed, error: LensembleError) -> None:
-        """Nothing of the blob stays; to where a sum did not lead once, no other is tried."""
-        by_sum = isinstance(coming, _Coming) and coming.item.kind == "sum"
-        if by_sum and self._now is not None and not isinstance(error, StorageError):
-            self._distrusted = self._now.goal
+        """Nothing of the blob stays."""
         if isinstance(coming, _Coming):
             if coming.stepping is not None:
                 coming.stepping.forget()
+                self._doubt(coming.stepping.step, error)
             self._store.forget_part(coming.item)
         self._drop()
 

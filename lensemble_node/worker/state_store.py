@@ -121,6 +121,10 @@ class StateStore:
         self._verified.add(item.name)
         return True
 
+    def doubt(self, goal: Goal) -> None:
+        """Believe the files of ``goal`` no more than those of another process."""
+        self._verified -= {item.name for item in self.items(goal)}
+
     def held_bytes(self, item: Item) -> int:
         """Leading bytes of ``item`` that lie here, a multiple of four; its size means all of it.
 

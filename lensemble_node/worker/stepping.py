@@ -55,18 +55,21 @@ class Stepping:
     def __init__(
         self, store: StateStore, layout: ParamLayout, workload: Workload, step: TakenStep
     ) -> None:
+        self.step = step
         self._store = store
         self._end = end_of(step)
         self._plan = FieldPlan(layout, workload.room, step.plan)
         self._step = OuterStep(step_terms(workload, step.contributors), PIECE_WORDS)
         self._position = 0
         self._fds: list[int] = []
-        self._came_to = [_Result(store, item, layout) for item in store.items(self._end)]
+        self._came_to: list[_Result] = []
         self._scratch = np.zeros((2, PIECE_WORDS), dtype=np.float32)
         """Parameters and momentum of a piece."""
         try:
             for item in store.items(start_of(step)):
                 self._fds.append(store.open(item))
+            for item in store.items(self._end):
+                self._came_to.append(_Result(store, item, layout))
         except BaseException:
             self.close()
             raise

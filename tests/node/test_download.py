@@ -11,7 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lensemble.errors import CheckpointIntegrityError, ContractViolation, FrameError, PeerError
+from lensemble.errors import (
+    AggregationError,
+    CheckpointIntegrityError,
+    ContractViolation,
+    FrameError,
+    PeerError,
+    StorageError,
+)
 from lensemble.packing import pack
 from lensemble_node.worker.download import Held, Inbound
 from lensemble_node.worker.state_store import Goal, StateStore
@@ -357,3 +364,28 @@ def test_a_sum_that_comes_damaged_is_not_taken_again(tmp_path: Path) -> None:
     assert inbound.expect((1, 1), GOALS[2], steps_to(2)) == Held(0)
     # For a later state sums are taken again.
     assert inbound.expect((2, 0), GOALS[3], steps_to(3)) == Held(0, 2)
+
+
+def test_a_step_on_impossible_terms_is_refused_once(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    crowd = msgspec.structs.replace(ROUNDS[1].step, contributors=WORKLOAD.field.n_max + 1)
+    assert inbound.expect((1, 0), GOALS[2], (crowd,)).follows == 1
+    with pytest.raises(AggregationError, match="contributors"):
+        receive(inbound, sums((1, 0), 2, 1))
+    inbound.reset()
+    assert inbound.expect((1, 1), GOALS[2], (crowd,)) == Held(0)
+    require_held(tmp_path, 1)
+
+
+def test_what_is_gone_from_the_disk_meanwhile_is_not_followed_from_twice(tmp_path: Path) -> None:
+    inbound = inbound_in(tmp_path)
+    inbound.expect((0, 0), GOALS[1])
+    receive(inbound, whole((0, 0), 1))
+    (tmp_path / f"{GOALS[1].momentum}.momentum.f32").unlink()
+    assert inbound.expect((1, 0), GOALS[2], steps_to(2)).follows == 1
+    with pytest.raises(StorageError):
+        receive(inbound, sums((1, 0), 2, 1))
+    inbound.reset()
+    assert inbound.expect((1, 1), GOALS[2], steps_to(2)).follows == 0
