@@ -9,6 +9,8 @@ import typer
 
 _CONTROLS = frozenset({"Cc", "Cs"})
 
+ASK = "`lensemblectl events` and `lensemblectl doctor`, which name what went before."
+
 OK = 0
 FAILED = 1
 USAGE = 2
@@ -20,12 +22,11 @@ UNREACHABLE = 69
 INTERRUPTED = 130
 
 
-def complain(message: str, remedy: str = "") -> None:
-    """Say on standard error what is wrong and, if known, what to try."""
+def complain(message: str, remedy: str) -> None:
+    """Say on standard error what is wrong, and what to try; where nobody knows, who may."""
     sys.stdout.flush()
     sys.stderr.write("".join(f"{printable(line)}\n" for line in f"Error: {message}".splitlines()))
-    if remedy:
-        sys.stderr.write(f"Try: {printable(remedy)}\n")
+    sys.stderr.write(f"Try: {printable(remedy) or ASK}\n")
 
 
 def printable(text: str) -> str:

@@ -1,10 +1,13 @@
 """Figures as people read them."""
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
 from lensemble.ctl import replies
-from lensemblectl import words
+from lensemble.errors import LensembleError
+from lensemblectl import exits, words
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,23 @@ def test_a_drift_line_says_how_far_and_what_was_done() -> None:
     left = msgspec.structs.replace(drift, aligned=False, warning="released without alignment")
     assert words.drift_line(left).endswith("std 0.97 (released without alignment)")
     assert "turning back" not in words.drift_line(left)
+
+
+def test_whatever_is_complained_about_comes_with_what_to_try(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for remedy, said in (("start the daemon", "start the daemon"), ("", exits.ASK)):
+        exits.complain("it broke", remedy)
+        assert capsys.readouterr().err == f"Error: it broke\nTry: {said}\n"
+
+
+def kinds(of: type[LensembleError]) -> Iterator[type[LensembleError]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+def test_every_kind_of_error_has_something_to_try() -> None:
+    found = list(kinds(LensembleError))
+    assert len(found) > 40
+    assert [kind.__name__ for kind in found if not kind.default_remediation.strip()] == []

@@ -123,7 +123,9 @@ def _judge(last: replies.ModelRunStatus | None, *, detach: bool, json: bool) -> 
             say(model_words.started_line(last))
         return
     if last.fault is None:
-        complain(f"run {last.run} was {last.outcome}: {last.reason}")
+        complain(
+            f"run {last.run} was {last.outcome}: {last.reason}", f"lensemblectl inspect {last.run}"
+        )
     else:
         model_words.complain_of(last.run, last.fault)
     stop(NOT_PROVISIONED)
