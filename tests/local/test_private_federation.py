@@ -13,14 +13,14 @@ from lensemble.checkpoint import open_checkpoint
 from lensemble.config import load
 from lensemble.errors import ConfigError, PrivacyBudgetExceeded
 from lensemble.ids import Digest
-from lensemble.state_dir import IDENTITY_NAME
+from lensemble.state_dir import CHARGES, IDENTITY_NAME
 from lensemble.transport.memory_driver import MemoryNetwork
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig, RoundsSection
 from lensemble_coord.training.ledger import Ledger
 from lensemble_local.simulate import Simulated, simulate
 from lensemble_node.config import NodeConfig
-from lensemble_node.worker.training.charges import PLACES, Account, Charges
+from lensemble_node.worker.training.charges import Account, Charges
 from lensemble_node.worker.training.local_round import Trainer
 
 NODES = 3
@@ -67,7 +67,7 @@ def federate(place: Path, rounds: int, cohort: int = NODES) -> Simulated:
 
 
 def charges(place: Path, index: int) -> list[dict[str, object]]:
-    text = (place / f"node-{index}" / PLACES[0]).read_text()
+    text = (place / f"node-{index}" / CHARGES[0]).read_text()
     return [json.loads(line.rsplit(" ", 1)[0]) for line in text.splitlines()]
 
 
@@ -94,7 +94,7 @@ def test_a_run_over_the_budget_is_refused_before_it_begins(tmp_path: Path) -> No
     ):
         federate(tmp_path, 3)
     assert not list((tmp_path / "hub" / "sums").glob("*"))
-    assert not list(tmp_path.glob(f"node-*/{PLACES[0]}"))
+    assert not list(tmp_path.glob(f"node-*/{CHARGES[0]}"))
 
 
 def test_sums_of_fewer_than_the_noise_is_sized_for_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lensemble.errors import InvariantError, LedgerIntegrityError, PrivacyBudgetExceeded
+from lensemble.state_dir import CHARGES
 from lensemble.workload import (
     FieldTerms,
     Inner,
@@ -20,7 +21,6 @@ from lensemble.workload import (
     initial_parameters,
 )
 from lensemble_node import signals
-from lensemble_node.worker.training.charges import PLACES
 from lensemble_node.worker.training.kinds import NOOP_REACH
 from lensemble_node.worker.training.local_round import Trainer
 from lensemble_node.worker.training.source import DataSource
@@ -129,7 +129,7 @@ def test_a_ledger_removed_behind_a_trained_state_is_noticed(tmp_path: Path) -> N
     made = trainer(private(), tmp_path)
     run(made, private())
     made.adopt(0)
-    for place in PLACES:
+    for place in CHARGES:
         (tmp_path / place).unlink()
     with pytest.raises(LedgerIntegrityError):
         trainer(private(), tmp_path)
@@ -289,7 +289,7 @@ def test_episodes_are_charged_step_by_step_and_never_twice_alike(tmp_path: Path)
         made = episode_trainer(workload, folder, tmp_path / name)
         vectors.append(run(made, workload))
         assert np.array_equal(run(made, workload, attempt=1), vectors[-1])
-        ledger = (tmp_path / name / PLACES[0]).read_text()
+        ledger = (tmp_path / name / CHARGES[0]).read_text()
         assert '"steps":6' in ledger
         assert '"rate":0.5' in ledger
         assert charged(made) == 1
