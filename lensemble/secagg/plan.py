@@ -96,6 +96,7 @@ class FieldPlan:
         """Byte at which the tail begins; the end of an all-wide blob."""
         self.nbytes = end + (WORD_BYTES * (1 + len(self.narrow)) if self.narrow else 0)
         self._firsts = [each.first for each in self.segments]
+        self._stops = [each.stop for each in self.segments]
         self._runs = self._merged()
         self._starts = [each.start for each in self._runs]
 
@@ -201,12 +202,11 @@ class FieldPlan:
 
     def coordinate_at(self, byte: int) -> int:
         """The coordinate to whose word ``byte`` belongs; the layout's size for one of the tail."""
-        for segment in self.segments:
-            if byte < segment.stop:
-                return min(
-                    segment.first + (byte - segment.start) // segment.word_bytes, segment.last
-                )
-        return self.layout.size
+        index = bisect_right(self._stops, byte)
+        if index == len(self.segments):
+            return self.layout.size
+        segment = self.segments[index]
+        return min(segment.first + (byte - segment.start) // segment.word_bytes, segment.last)
 
     def parts(self, first: int, last: int) -> Iterator[tuple[Segment, int, int]]:
         """The segments that the coordinates ``first`` to ``last`` lie in, with the part of each."""
