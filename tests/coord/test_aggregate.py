@@ -24,6 +24,7 @@ from lensemble_coord.training.aggregate import (
     derive_sum,
     fold,
     sum_digest,
+    sum_parts,
     sum_pieces,
     summed_pieces,
 )
@@ -159,3 +160,66 @@ def test_what_cannot_be_summed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(8))
     with pytest.raises(AggregationError, match="8 bytes instead of"):
         list(sum_pieces(tmp_path / "short", PLAN))
+
+
+# ---- words of 16 bits ----
+
+MIXED = layout_of({"encoder.a": (301,), "encoder.b": (7,), "predictor.c": (1000,)})
+NARROW = FieldPlan(MIXED, FIELD, bytes([64 + 12, 0, 64 + 9]))
+
+
+def narrow(value: int, tail: list[int]) -> np.ndarray:
+    """An update of ``NARROW`` whose words are all ``value``."""
+    words = np.zeros(NARROW.nbytes // 4, dtype=np.uint32)
+    for segment in NARROW.segments:
+        kind = "<i4" if segment.bits == 32 else "<i2"
+        start, count = segment.start, segment.last - segment.first
+        words.view(np.uint8)[start : segment.byte_of(segment.last)] = np.full(
+            count, value, dtype=kind
+        ).view(np.uint8)
+    words[NARROW.tail // 4 :] = tail
+    return words
+
+
+def test_narrow_updates_sum_exactly_and_say_of_how_many(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 1 << 20, MIXED.nbytes)
+    most = NARROW.limit
+    updates = [narrow(most, [1, 301, 0]), narrow(-most, [1, 301, 0]), narrow(5, [1, 0, 9])]
+    spools = [spooled(spool, index, words) for index, words in enumerate(updates)]
+    facts = derive_sum(spools, NARROW, FIELD, tmp_path / "sums")
+    assert (facts.largest, facts.largest_narrow, facts.tail) == (5, 5, (3, 602, 9))
+    parts = list(sum_parts(facts.path, NARROW, 100))
+    assert [part.first for part in parts] == list(range(0, MIXED.size, 100))
+    raw = b"".join(bytes(part.raw) for part in sum_parts(facts.path, NARROW, 100))
+    assert raw == facts.path.read_bytes() == b"".join(map(bytes, sum_pieces(facts.path, NARROW)))
+    full = [spooled(spool, 3 + index, narrow(most, [1, 0, 0])) for index in range(FIELD.n_max)]
+    assert derive_sum(full, NARROW, FIELD, tmp_path / "sums").largest_narrow == 8 * most
+
+
+@pytest.mark.parametrize(
+    "tail", [[2, 0, 0], [0, 0, 0], [1, 302, 0], [1, 0, 1001], [0xFFFFFFFF, 0, 0]]
+)
+def test_a_narrow_sum_whose_tail_cannot_be_is_refused(tmp_path: Path, tail: list[int]) -> None:
+    spool = Spool(tmp_path / "spool", 1 << 20, MIXED.nbytes)
+    with pytest.raises(AggregationError, match="the tail of the sum"):
+        derive_sum([spooled(spool, 0, narrow(1, tail))], NARROW, FIELD, tmp_path / "sums")
+
+
+def test_a_mask_left_in_a_sum_of_as_many_as_there_can_be_shows(tmp_path: Path) -> None:
+    """With ``n_max`` updates any word of 16 bits is within reach; those of the tail are not."""
+    field = FieldTerms(k=24, n_max=1)
+    plan = FieldPlan(MIXED, field, NARROW.code)
+    for seed in range(20):
+        words = np.random.default_rng(seed).integers(0, 1 << 32, plan.nbytes // 4, dtype=np.uint32)
+        spool = Spool(tmp_path / "spool", 1 << 20, MIXED.nbytes)
+        with pytest.raises(AggregationError):
+            derive_sum([spooled(spool, 0, words)], plan, field, tmp_path / "sums")
+
+
+def test_a_plain_narrow_update_over_the_limit_is_named(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 1 << 20, MIXED.nbytes)
+    words = narrow(0, [1, 0, 0])
+    check_update(spooled(spool, 0, words), NARROW, FIELD)
+    words.view(np.int16)[NARROW.byte_of(700) // 2] = -NARROW.limit - 1
+    with pytest.raises(ContractViolation, match=r"coordinate 700 .* is -8"):
+        check_update(spooled(spool, 1, words), NARROW, FIELD)
