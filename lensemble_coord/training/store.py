@@ -10,7 +10,6 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -95,6 +94,7 @@ class Store:
             storage.keep_last, storage.keep_every, storage.verify_keep_rounds
         )
         self._lock = threading.RLock()
+        self._steps: dict[int, TakenStep | None] = {}
         self._ledger = self._open_ledger()
         self.federation: FederationId = self._ledger.federation
         self._members = self._ledger.roster()
@@ -176,17 +176,27 @@ class Store:
         with self._lock:
             tail, sums = self._ledger.tail(), self._ledger.present("sum")
             steps: list[TakenStep] = []
-            first = max(tail.round - STEPS_BACK, record.GENESIS_ROUND)
-            known = [each.record for each in self._ledger.committed(first)]
-            for before, taken in reversed(list(pairwise(known))):
-                if taken.refusal:
+            for index in range(tail.round, max(tail.round - STEPS_BACK, record.GENESIS_ROUND), -1):
+                step = self._step_of(index)
+                if step is None:
                     continue
-                if len(steps) == MAX_STEPS or taken.round not in sums:
+                if len(steps) == MAX_STEPS or index not in sums:
                     break
-                steps.append(self._taken(taken, before.following))
+                steps.append(step)
         momentum = self._needed(tail.momentum_digest)
         nbytes = self.layout.nbytes * (1 if momentum is None else 2)
         return Origin(tail.next_digest, momentum, tuple(reversed(steps)), nbytes)
+
+    def _step_of(self, index: int) -> TakenStep | None:
+        """The step of round ``index``; None if it was rejected.
+
+        A record of many participants takes a while to read, so each is read for this once.
+        """
+        if index not in self._steps:
+            before, taken = (each.record for each in self._ledger.committed(index - 1, index + 1))
+            step = None if taken.refusal else self._taken(taken, before.following)
+            self._steps = dict([*self._steps.items(), (index, step)][-STEPS_BACK:])
+        return self._steps[index]
 
     def _taken(self, taken: record.ContributionRecord, plan: bytes) -> TakenStep:
         return TakenStep(
