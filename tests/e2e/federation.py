@@ -256,6 +256,10 @@ class Federation:
         """All rounds in the ledger, oldest first."""
         return self.coordinator.ask(requests.Rounds(limit=1000)).rounds
 
+    def committed(self) -> list[tuple[int, int, str, tuple[str, ...]]]:
+        """What a record holds of each; figures beside it come from events, which may come later."""
+        return [(each.index, each.attempt, each.digest, each.contributors) for each in self.closed()]
+
     def wait_closed(self, index: int, within_s: float = 20.0) -> replies.RoundSummary:
         """Wait until round ``index`` is committed and announced."""
 

@@ -81,11 +81,11 @@ def test_a_full_disk_of_the_coordinator_costs_rounds_and_nothing_else(
         pid, failures, closed = members.coordinator.pid, [], 0
         for pages in range(0, 45, step):
             place.leave(pages * PAGE)
-            before = members.closed()
+            before = members.committed()
             reason = _try_round(members)
             if reason:
                 failures.append(reason)
-                assert members.closed() == before, (pages, reason)
+                assert members.committed() == before, (pages, reason)
             closed += not reason
             place.empty()
             assert not _try_round(members), pages
