@@ -258,7 +258,8 @@ class Federation:
 
     def committed(self) -> list[tuple[int, int, str, tuple[str, ...]]]:
         """What a record holds of each; figures beside it come from events, which may come later."""
-        return [(each.index, each.attempt, each.digest, each.contributors) for each in self.closed()]
+        rounds = self.closed()
+        return [(each.index, each.attempt, each.digest, each.contributors) for each in rounds]
 
     def wait_closed(self, index: int, within_s: float = 20.0) -> replies.RoundSummary:
         """Wait until round ``index`` is committed and announced."""
