@@ -88,6 +88,10 @@ def test_both_daemons_train_and_answer_under_their_units(host: Host) -> None:
     host.run(CTL, "provision", "/srv/tiny.gguf", "--ctx", "64", "--socket", COORD)
     host.run(CTL, "prompt", "ab", "--max-tokens", "4", "--socket", COORD)
     assert host.shown("lensemble-coord", "StatusText").startswith("round ")
+    before = host.shown("lensemble-coord", "MainPID")
+    host.run("systemctl", "reload", "lensemble-coord")
+    host.run(CTL, "status", "--socket", COORD)
+    assert host.shown("lensemble-coord", "MainPID") == before
 
 
 @pytest.mark.e2e
