@@ -108,6 +108,10 @@ class NodeDetector:
             case circle.MemberNote(note=note):
                 self._noted(coordinator, note)
 
+    def belongs(self, node: NodeId) -> bool:
+        """Whether ``node`` is another node of this federation, as its coordinator has said."""
+        return self._circle is not None and node in self._circle.members
+
     def listing(self, name: str, lead: str) -> replies.MemberList:
         """Everyone as this node sees them; ``name`` is its own, ``lead`` the coordinator's."""
         here = self._circle

@@ -74,6 +74,9 @@ _ALLOWED = (
     stages.StageRefused,
     stages.StageFault,
     stages.StageTornDown,
+    stages.BurstReady,
+    stages.BurstTaken,
+    stages.BurstRefused,
     circle.MemberNote,
 )
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from lensemble.ids import NodeId
 from lensemble.transport.driver import Link
-from lensemble.wire.stages import MAX_LINKED
+from lensemble.wire.stages import LINKS_LOOK_S, MAX_LINKED
 
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = LINKS_LOOK_S
 """Between two looks at the links; what was told of them is as old as that at most."""
 
 MOVED_PART, MOVED_US = 0.25, 1000

@@ -30,6 +30,7 @@ from lensemble.version import BUILD
 from lensemble.wire import circle, codec, messages, stages
 from lensemble_node import (
     attempt,
+    bursts,
     detector,
     egress,
     home,
@@ -40,6 +41,7 @@ from lensemble_node import (
     stage_process,
     supervisor,
 )
+from lensemble_node.bursts import Bursts
 from lensemble_node.call import Call
 from lensemble_node.config import NodeConfig
 from lensemble_node.detector import NodeDetector
@@ -130,6 +132,12 @@ class Member:
         self.others = NodeDetector(
             detector.Ground(config.membership, driver, self.links, self._say_note), self.refused
         )
+        self.bursts = Bursts(
+            bursts.Ground(
+                driver, self.links, self.others.belongs, self._busy, self._edges, self.refused
+            ),
+            self._say_of_stages,
+        )
         self.state = participation.State(
             participation.Me(
                 node=who.node,
@@ -167,6 +175,7 @@ class Member:
                 await nursery.start(self.provisioner.run)
                 await nursery.start(self.stages.run)
                 await nursery.start(self.links.run)
+                await nursery.start(self.bursts.run)
                 await nursery.start(self.others.run)
                 if self.membership is None:
                     self._log.info("node.idle", reason="no coordinator: join with a ticket")
@@ -218,8 +227,18 @@ class Member:
     async def _hear(self, event: participation.Event) -> None:
         await self._inbox.send(event)
 
-    async def _say_of_stages(self, message: stages.StageAnswer) -> None:
+    async def _say_of_stages(self, message: stages.StageAnswer | stages.BurstAnswer) -> None:
         await self._hear(participation.StageSaid(message))
+
+    def _busy(self) -> str:
+        """Why no link is measured now, as a phrase; empty: nothing is in the way."""
+        if self.stages.hosted:
+            return "a stage is live on this node"
+        now = _attempt(self.state)
+        return "" if now is None or isinstance(now, attempt.Idle) else "it is in a round"
+
+    def _edges(self) -> set[EdgeId]:
+        return self.stages.edges() | set(self.provisioner.edges())
 
     def _say_note(self, note: bytes) -> None:
         """Send a note of this member to the coordinator on its control way."""
@@ -391,7 +410,10 @@ class Member:
                     stage_host.Session(session.federation, session.epoch, coordinator, path)
                 )
             case participation.Stage(order=order):
-                self.stages.carry_out(order)
+                if isinstance(order, stages.BurstOrder):
+                    self.bursts.take(order)
+                else:
+                    self.stages.carry_out(order)
             case _:
                 self._provision(action)
 
@@ -415,6 +437,7 @@ class Member:
             case participation.ForgetEdges():
                 self.provisioner.feed(provision.LinkGone())
                 self.stages.end()
+                self.bursts.end()
 
     # ---- the link ----
 

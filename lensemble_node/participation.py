@@ -290,7 +290,7 @@ class Quit(msgspec.Struct, frozen=True, tag=True):
 class StageSaid(msgspec.Struct, frozen=True, tag=True):
     """What a stage on this node, or this node as their host, has to say in its session."""
 
-    message: stages.StageAnswer
+    message: stages.StageAnswer | stages.BurstAnswer
 
 
 Event: TypeAlias = (
@@ -430,9 +430,12 @@ class OfferStages(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):
-    """The coordinator asks something of a stage on this node; the session is the one there is."""
+    """The coordinator asks something of a stage on this node; the session is the one there is.
 
-    order: stages.StageOrder
+    Or to measure a link that stages may use.
+    """
+
+    order: stages.StageOrder | stages.BurstOrder
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -783,7 +786,9 @@ def _provision(state: State, joined: Joined, message: messages.Provision) -> Ste
 # ---- stages ----
 
 
-def _say_in_session(state: State, message: stages.StageAnswer) -> tuple[Action, ...]:
+def _say_in_session(
+    state: State, message: stages.StageAnswer | stages.BurstAnswer
+) -> tuple[Action, ...]:
     """Nothing of an earlier session is said in a later one: its coordinator has given it up."""
     match state.membership:
         case Joined(session=session) if (message.federation, message.epoch) == (
@@ -820,6 +825,8 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
             | stages.StageOpen()
             | stages.StageLook()
             | stages.StageTeardown()
+            | stages.BurstExpect()
+            | stages.BurstSend()
             | circle.Circle()
             | circle.MemberNote()
         ):
@@ -829,7 +836,7 @@ def _heard(state: State, joined: Joined, message: FromCoordinator) -> Step[State
 
 
 def _beside_rounds(
-    joined: Joined, message: stages.StageOrder | circle.CircleOrder
+    joined: Joined, message: stages.StageOrder | stages.BurstOrder | circle.CircleOrder
 ) -> Stage | Introduce:
     if isinstance(message, circle.CircleOrder):
         return Introduce(joined.target.node, message)

@@ -27,7 +27,8 @@ _SHARES = 1 << 63
 class Weather:
     """What happens between two nodes from now on.
 
-    A piece takes ``delay_s`` and up to ``jitter_s`` more; edge streams are torn once, after
+    A piece takes ``delay_s`` and up to ``jitter_s`` more, after those before it on its stream have
+    left at ``bytes_per_s`` (0: at once); edge streams are torn once, after
     ``tear_after`` further bytes, counted over both directions.  Of the datagrams the share ``loss``
     is lost, and every one of a node in ``muted``, of which nothing else comes through either; those
     over ``datagram_bytes`` cannot be sent.
@@ -36,6 +37,7 @@ class Weather:
     def __init__(self, seed: int) -> None:
         self.delay_s = 0.0
         self.jitter_s = 0.0
+        self.bytes_per_s = 0.0
         self.silent = False
         self.loss = 0.0
         self.muted: set[NodeId] = set()
@@ -48,6 +50,10 @@ class Weather:
 
     def travel_s(self) -> float:
         return self.delay_s + (self._draw("jitter") * self.jitter_s if self.jitter_s else 0.0)
+
+    def leaving_s(self, nbytes: int) -> float:
+        """How long ``nbytes`` take to leave."""
+        return nbytes / self.bytes_per_s if self.bytes_per_s else 0.0
 
     def loses(self, sender: NodeId) -> bool:
         """Whether the next datagram of ``sender`` does not arrive."""
@@ -93,7 +99,7 @@ class Pipe:
         self._announced = False
         self._pieces: deque[tuple[float, memoryview]] = deque()
         self._unread = 0
-        self._due = 0.0
+        self._due = self._left = 0.0
         self._finished = False
         self._torn = ""
         self._refused = ""
@@ -115,7 +121,9 @@ class Pipe:
             self._check_writable()
         cut = self._writer.wire.weather.torn_at(len(piece)) if self._edge else None
         kept = bytes(piece[:cut])
-        self._due = max(self._due, trio.current_time() + self._writer.wire.weather.travel_s())
+        weather = self._writer.wire.weather
+        self._left = max(self._left, trio.current_time()) + weather.leaving_s(len(piece))
+        self._due = max(self._due, self._left + weather.travel_s())
         self._pieces.append((self._due, memoryview(kept)))
         self._unread += len(kept)
         self._writer.sent_bytes += len(kept)

@@ -32,7 +32,7 @@ from lensemble.wire.fence import (
     Sentence,
     Signature,
 )
-from lensemble.wire.stages import StageAnswer, StageOrder
+from lensemble.wire.stages import BurstAnswer, BurstOrder, StageAnswer, StageOrder
 from lensemble.wire.steps import MAX_STEPS, Steps
 
 WIRE_VERSION = 1
@@ -308,6 +308,7 @@ FromNode: TypeAlias = (
     | UnmaskAnswer
     | Fault
     | StageAnswer
+    | BurstAnswer
     | MemberNote
 )
 FromCoordinator: TypeAlias = (
@@ -322,6 +323,7 @@ FromCoordinator: TypeAlias = (
     | UnmaskRequest
     | RoundClose
     | StageOrder
+    | BurstOrder
     | CircleOrder
 )
 

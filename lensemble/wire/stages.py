@@ -37,6 +37,19 @@ MAX_LINKED = 64
 MAX_TIMES = 64
 MAX_TIMELINE = 128
 
+LINKS_LOOK_S = 10.0
+"""How often a node looks whether what it says of its links in ``Inventory`` still holds."""
+
+MAX_BURST_BYTES = 1 << 20
+BURST_FRAME_BYTES = 1 << 14
+"""Each chunk of a burst; so much may be missing where its time ran out in the middle of one."""
+
+BURST_S = 2.0
+"""A burst that takes longer is broken off on both sides."""
+
+BURST_REST_S = 600.0
+"""Between two bursts over one pair of nodes, in whichever direction."""
+
 Times: TypeAlias = tuple[Count, Count, Count, Count, Count, Count]
 """One chunk of a stage: its step and rows, then four times in microseconds.
 
@@ -181,6 +194,30 @@ class StageTeardown(OfRun, frozen=True, kw_only=True, tag=True):
     reason: Sentence
 
 
+class BurstExpect(Fenced, frozen=True, kw_only=True, tag=True):
+    """Time what comes on ``edge`` from ``far``.  Answered: ``BurstReady``, then ``BurstTaken``.
+
+    Any answer may be ``BurstRefused`` instead.
+    """
+
+    burst: Count
+    """Tells measurements apart."""
+
+    edge: EdgeSpec
+    far: Address
+
+
+class BurstSend(Fenced, frozen=True, kw_only=True, tag=True):
+    """Send bytes that mean nothing on ``edge`` to ``far``, which expects them.
+
+    ``MAX_BURST_BYTES``, or what goes within ``BURST_S``.  Answered only if refused.
+    """
+
+    burst: Count
+    edge: EdgeSpec
+    far: Address
+
+
 # ---- node to coordinator ----
 
 
@@ -255,6 +292,33 @@ class StageTornDown(OfRun, frozen=True, kw_only=True, tag=True):
     reason: Sentence = ""
 
 
+class BurstReady(Fenced, frozen=True, kw_only=True, tag=True):
+    """The edge of the burst is registered."""
+
+    burst: Count
+
+
+class BurstTaken(Fenced, frozen=True, kw_only=True, tag=True):
+    """What came of a burst until it ended or its time ran out."""
+
+    burst: Count
+    landed_bytes: Annotated[int, Meta(ge=0, le=MAX_BURST_BYTES)]
+    microseconds: Count
+    """Since its stream was here; 0 counts as 1."""
+
+    rtt_us: Count | None = None
+    """There and back on that link, if it is measured."""
+
+
+class BurstRefused(Fenced, frozen=True, kw_only=True, tag=True):
+    """This node does not measure that, or could not."""
+
+    burst: Count
+    reason: Sentence
+
+
+BurstOrder: TypeAlias = BurstExpect | BurstSend
+BurstAnswer: TypeAlias = BurstReady | BurstTaken | BurstRefused
 StageOrder: TypeAlias = StageProvision | StageOpen | StageLook | StageTeardown
 StageAnswer: TypeAlias = (
     Inventory

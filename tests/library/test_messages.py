@@ -116,6 +116,10 @@ FROM_NODE: list[m.FromNode] = [
     stages.StageRefused(**OF_RUN, field="engine", have="tinygrad 0.13", want="tinygrad 0.14"),
     stages.StageFault(**OF_RUN, code="worker", reason="killed by SIGKILL", stderr=("a", "b")),
     stages.StageTornDown(**OF_RUN, outcome="clean"),
+    stages.BurstReady(**FENCE, burst=3),
+    stages.BurstTaken(**FENCE, burst=3, landed_bytes=1 << 20, microseconds=9_000),
+    stages.BurstTaken(**FENCE, burst=3, landed_bytes=0, microseconds=2_000_000, rtt_us=20_500),
+    stages.BurstRefused(**FENCE, burst=3, reason="a stage is live on this node"),
 ]
 FIGURES = circle.Figures(
     name="wan",
@@ -170,6 +174,10 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     stages.StageLook(**OF_RUN),
     stages.StageLook(**OF_RUN, timeline=True),
     stages.StageTeardown(**OF_RUN, reason="stopped by the operator"),
+    stages.BurstExpect(**FENCE, burst=3, edge=STATE, far=stages.Address(node=B)),
+    stages.BurstSend(
+        **FENCE, burst=3, edge=STATE, far=stages.Address(node=B, addresses=("192.0.2.7:7707",))
+    ),
     circle.Circle(**FENCE, figures=FIGURES, gone=(B,)),
     circle.Circle(
         **FENCE,

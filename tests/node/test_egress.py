@@ -23,6 +23,7 @@ KINDS = (
     messages.UnmaskAnswer,
     messages.Fault,
     *get_args(stages.StageAnswer),
+    *get_args(stages.BurstAnswer),
     circle.MemberNote,
 )
 GOSSIP = membership.Probe(boot="0" * 16, incarnation=1, updates=(), sequence=7)
@@ -69,6 +70,7 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "follows": st.integers(0, 3),
     "weights": st.sampled_from(["float32", "quantised"]),
     "addresses": st.lists(st.text(max_size=64), max_size=8).map(tuple),
+    "landed_bytes": st.integers(0, stages.MAX_BURST_BYTES),
     "linked": st.lists(hashes, max_size=64).map(tuple),
     "rtts_us": st.lists(counts, max_size=64).map(tuple),
     "seconds": st.floats(0.0, allow_nan=False),
