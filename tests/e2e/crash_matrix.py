@@ -185,8 +185,11 @@ LEAVE: tuple[tuple[str, int], ...] = (
     ("worker.says Detached", 1),
 )
 
-RETURN: tuple[tuple[str, int], ...] = tuple((point, 1) for point in _each(TRANSACTION, "roster"))
-"""While a node that was admitted before is let in again."""
+RETURN: tuple[tuple[str, int], ...] = (
+    *((point, 1) for point in _each(TRANSACTION, "roster")),
+    *((f"{point} Circle", 1) for point in MESSAGE),
+)
+"""While a node that was admitted before is let in again, and told who else is here."""
 
 PRIVATE: tuple[tuple[str, int], ...] = tuple(
     (f"charge.{part} {name}", 1)
