@@ -37,7 +37,7 @@ def _either(facts: Any) -> Any:
 
 _VALUES: dict[type, Callable[[Any], Any]] = {
     inspect.IntType: lambda facts: facts.ge or 0,
-    inspect.FloatType: lambda facts: facts.ge or 0.0,
+    inspect.FloatType: lambda facts: facts.ge or (0.0 if facts.gt is None else facts.gt + 1.0),
     inspect.StrType: _text,
     inspect.BytesType: lambda facts: bytes(facts.min_length or 0),
     inspect.BoolType: lambda _: False,

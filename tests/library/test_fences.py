@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from lensemble.wire import codec, fence, messages, stages
+from lensemble.wire import circle, codec, fence, messages, stages
 from tests.library.message_examples import example
 
 BEFORE_A_SESSION = {messages.Join, messages.Refused}
@@ -19,6 +19,13 @@ OF_A_SESSION = {
     messages.TornDown,
     messages.EdgeLost,
     stages.Inventory,
+    stages.BurstExpect,
+    stages.BurstSend,
+    stages.BurstReady,
+    stages.BurstTaken,
+    stages.BurstRefused,
+    circle.Circle,
+    circle.MemberNote,
 }
 """Fenced by federation and epoch; no round and no run is meant."""
 
