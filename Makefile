@@ -7,11 +7,13 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 MODEL := $(VENV)/.model
-LONG := benchmarks/churn.py benchmarks/endurance.py benchmarks/learning.py
+LONG := benchmarks/churn.py benchmarks/endurance.py benchmarks/learning.py benchmarks/membership.py
+# Modules of benchmarks are no benchmarks.
+BENCHMARKS = $(filter-out $(LONG),$(shell grep -l __main__ benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-inference test lint format configs bench learning churn check clean
-.PHONY: install-system install-units soak crash-matrix resource-ends weather endurance
+.PHONY: install-system install-units membership bench-flower soak crash-matrix resource-ends weather endurance
 
 help:
 	@echo "make demo            one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
@@ -22,12 +24,15 @@ help:
 	@echo "make configs         write configs/*.toml from the configuration models"
 	@echo "make bench           the benchmarks of minutes, one after the other"
 	@echo "make learning        what federated training is worth, on five seeds (ARGS=...)"
+	@echo "make membership      who is called dead and how soon, simulated, on 100 seeds"
+	@echo "make bench-flower    rounds beside those of Flower's deployment engine"
 	@echo "make churn           quality and drift when nodes come and go"
 	@echo "make soak            whole federations in a simulated world, SEEDS=10000 (ARGS=...)"
 	@echo "make crash-matrix    every process killed at every named point (ARGS=\"-k LABEL\")"
 	@echo "make resource-ends   a disk full at every named point; no descriptors, memory, rights"
 	@echo "make weather         hosts with bad networks between them, half an hour idle among it"
 	@echo "make endurance       500 rounds with restarts; what grows"
+	@echo "make install-system  for a host that systemd runs, as root; EXTRAS=http,inference,privacy"
 
 install: $(STAMP) $(MODEL)
 
@@ -69,11 +74,18 @@ configs: $(STAMP)
 	$(BIN)/python -m lensemble_node.config > configs/node.toml
 
 bench: $(STAMP) $(MODEL)
-	@for file in $(filter-out $(LONG),$(wildcard benchmarks/[a-z]*.py)); do \
+	@for file in $(BENCHMARKS); do \
 		echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
 learning: $(STAMP)
 	$(BIN)/python benchmarks/learning.py --seeds 5 $(ARGS)
+
+# Bounds over 100 seeds at 3, 16, 64 and 256 members; Flower's engine gets an environment of its own.
+membership: $(STAMP)
+	$(BIN)/python benchmarks/membership.py --seeds 100 $(ARGS)
+
+bench-flower: $(STAMP)
+	$(BIN)/python benchmarks/rounds.py --sizes 1,100 --nodes 2 --flower $(ARGS)
 
 churn: $(STAMP)
 	$(BIN)/python benchmarks/churn.py $(ARGS)
