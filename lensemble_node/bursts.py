@@ -171,14 +171,15 @@ class Bursts:
             self._say(stages.BurstReady(**_fence(order)))
             receiver = await inbound.accept()
             self._last[far] = trio.current_time()
+            # Before it fills the queues on its way.
+            link = ground.driver.link_to(far)
+            rtt_ms = None if link is None else link.facts().rtt_ms
             try:
                 landed, seconds = await self._time(receiver)
             finally:
                 await receiver.stop()
         finally:
             inbound.close()
-        link = ground.driver.link_to(far)
-        rtt_ms = None if link is None else link.facts().rtt_ms
         self._log.info("burst.taken", peer=far, landed_bytes=landed, seconds=round(seconds, 6))
         return stages.BurstTaken(
             **_fence(order),
