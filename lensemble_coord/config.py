@@ -397,6 +397,13 @@ class InferenceSection(Section):
             "its nodes; then it takes what is there."
         ),
     )
+    measure_links: bool = Field(
+        False,
+        description=(
+            "Measure the links between the nodes of a plan before it is made for good, with a "
+            "burst of 1 MiB each, as `--measure` does. Never beside a stage or in a round."
+        ),
+    )
     max_runs: int = Field(8, ge=1, le=1024, description="Models that are provisioned at once.")
     max_waiting: int = Field(
         64,

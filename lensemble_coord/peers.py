@@ -14,13 +14,15 @@ import trio
 from lensemble.ids import NodeId
 from lensemble.transport.driver import LinkFacts
 from lensemble.wire.circle import CircleOrder, MemberNote
-from lensemble.wire.stages import Inventory, StageAnswer, StageOrder
+from lensemble.wire.stages import BurstAnswer, BurstOrder, Inventory, StageAnswer, StageOrder
 
 
 class Listener(Protocol):
     """Hears what concerns stages; its methods return at once."""
 
     def node_said(self, node: NodeId, message: StageAnswer) -> None: ...
+
+    def link_said(self, node: NodeId, message: BurstAnswer) -> None: ...
 
     def node_lost(self, node: NodeId, reason: str) -> None: ...
 
@@ -68,7 +70,7 @@ class Peer:
         node: NodeId,
         name: str,
         epoch: int,
-        tell: Callable[[StageOrder | CircleOrder], None],
+        tell: Callable[[StageOrder | BurstOrder | CircleOrder], None],
         facts: Callable[[], LinkFacts],
     ) -> None:
         self.node = node
@@ -80,6 +82,7 @@ class Peer:
         self.reach = Reach()
         self.inventory: Inventory | None = None
         """What it can hold of a model, once it has said so."""
+        self.said_at = self.since
 
 
 class Peers:
@@ -113,7 +116,7 @@ class Peers:
             self._listener.node_lost(node, reason)
         self._announce()
 
-    def take(self, node: NodeId, message: StageAnswer | MemberNote) -> None:
+    def take(self, node: NodeId, message: StageAnswer | BurstAnswer | MemberNote) -> None:
         """Something that ``node`` said in its live session."""
         peer = self.here.get(node)
         if peer is None:
@@ -123,9 +126,13 @@ class Peers:
                 self._watcher.noted(node, message.note)
             return
         if isinstance(message, Inventory):
-            peer.inventory = message
+            peer.inventory, peer.said_at = message, trio.current_time()
             self._announce()
-        if self._listener is not None:
+        if self._listener is None:
+            return
+        if isinstance(message, BurstAnswer):
+            self._listener.link_said(node, message)
+        else:
             self._listener.node_said(node, message)
 
     def absent(self) -> tuple[Member, ...]:

@@ -1,5 +1,7 @@
 """Tables about models and their runs."""
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -51,14 +53,21 @@ def plan(reply: replies.ModelPlan) -> RenderableType:
             [
                 ("ctx", f"{reply.ctx}, {words.counted(reply.sessions, 'session')}"),
                 ("engine", reply.engine),
-                ("on links", f"about {reply.link_ms:.2f} ms for each token"),
-                ("round trips", model_words.round_trips(reply.hops)),
+                ("on links", model_words.links_line(reply)),
+                *_links(reply.hops),
             ]
         ),
         Text(),
         table,
         *unused,
+        *(Text(f"not measured: {each}", "yellow") for each in reply.unmeasured),
     )
+
+
+def _links(hops: Sequence[replies.PlannedHop]) -> list[tuple[str, str]]:
+    return [
+        (("links", "")[index > 0], model_words.link_line(hop)) for index, hop in enumerate(hops)
+    ]
 
 
 def stages(reply: replies.ModelRunStatus) -> RenderableType:
@@ -125,6 +134,7 @@ def _facts(reply: replies.ModelRunStatus) -> list[tuple[str, str]]:
         ("answered", f"{words.counts(reply.finished) or 'nothing'}, {reply.tokens} tokens{late}"),
         ("on fault", reply.on_fault),
         ("speed", ", ".join(part for part in (speed, trip, hop) if part)),
+        *_links(reply.hops),
         ("outcome", ended),
         ("teardown", "; ".join((reply.teardown, *reply.complaints))),
     ]

@@ -553,12 +553,18 @@ class UnusedNode(_Fact, frozen=True, kw_only=True):
 class PlannedHop(_Fact, frozen=True, kw_only=True):
     """A link that every token takes; ``before`` or ``after`` is empty where it is the coordinator.
 
-    ``rtt_ms`` is at most ten seconds old; None if nobody has measured it, and 1 ms was assumed.
+    Ages are in seconds; None where nothing is known and something is assumed.
     """
 
     before: str
     after: str
     rtt_ms: float | None = None
+    """None if nobody has measured it; 1 ms is assumed then."""
+    rtt_age_s: float | None = None
+    mbit_s: float = 1000.0
+    rate: str = "assumed"
+    """How it is known: measured by a burst; seen, at least, when weights went that way; assumed."""
+    rate_age_s: float | None = None
 
 
 class ModelPlan(_Fact, frozen=True, kw_only=True, tag=True):
@@ -574,6 +580,10 @@ class ModelPlan(_Fact, frozen=True, kw_only=True, tag=True):
     unused: tuple[UnusedNode, ...] = ()
     link_ms: float = 0.0
     """Predicted time on links for one token."""
+    chunk_ms: float = 0.0
+    """The same for ``rows`` tokens of a prompt."""
+    unmeasured: tuple[str, ...] = ()
+    """Links that were to be measured and were not, and why."""
     hops: tuple[PlannedHop, ...] = ()
     exhaustive: bool = True
 
@@ -667,6 +677,8 @@ class ModelRunStatus(_Fact, frozen=True, kw_only=True, tag=True):
     tokens: int = 0
     tokens_per_s: float | None = None
     """Of the latest tokens."""
+    hops: tuple[PlannedHop, ...] = ()
+    """What is known of its links at the moment."""
     trip_ms: float | None = None
     """Median of one token's way round the ring."""
     hop_ms: float | None = None

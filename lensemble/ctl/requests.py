@@ -137,6 +137,9 @@ class _OfModel(_Request, frozen=True, kw_only=True):
     fetch: Literal["edge", "path"] = "edge"
     """Whether the coordinator sends the weights, or each node has the same path."""
 
+    measure: bool = False
+    """Measure the links between the nodes of the plan before, with a burst for each."""
+
 
 class PlanModel(_OfModel, frozen=True, kw_only=True, tag=True):
     """Where the layers of a model would go; answered by ``ModelPlan``, and nothing is fetched."""

@@ -39,7 +39,7 @@ class ModelAnswers:
     async def _once(self, request: requests.OfModels) -> AsyncGenerator[replies.Reply, None]:
         match request:
             case requests.PlanModel():
-                yield run_status.plan(*await self._orchestrator.plan(_wish(request)))
+                yield await self._plan(request)
             case requests.ModelRuns():
                 live = map(run_status.run, self._orchestrator.runs.values())
                 waiting, over = self._orchestrator.waiting(), self._orchestrator.over
@@ -52,6 +52,13 @@ class ModelAnswers:
                 yield await self._end(request)
             case _:
                 raise OperatorError(f"{type(request).__name__} has an answer of its own")
+
+    async def _plan(self, request: requests.PlanModel) -> replies.Reply:
+        here, wish = self._orchestrator, _wish(request)
+        if request.measure or here.config.measure_links:
+            model, plan, unmeasured = await here.plan_measured(wish)
+            return run_status.plan(model, plan, here.around.paths, unmeasured)
+        return run_status.plan(*await here.plan(wish), here.around.paths)
 
     async def _inspect(self, beginning: str) -> replies.Reply:
         run = self._orchestrator.look(beginning)
@@ -82,7 +89,8 @@ class ModelAnswers:
     async def _provision(
         self, request: requests.ProvisionModel
     ) -> AsyncGenerator[replies.Reply, None]:
-        run = await self._orchestrator.provision(self._wish(request))
+        measure = request.measure or self._orchestrator.config.measure_links
+        run = await self._orchestrator.provision(self._wish(request), measure=measure)
         if request.detach:
             yield run_status.run(run)
             return

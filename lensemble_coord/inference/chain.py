@@ -7,6 +7,7 @@ and on the time that it must still take; exact until ``MAX_STEPS``.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -28,14 +29,21 @@ _TOKEN_BYTES = 64
 _SCALE = 1 << 20
 
 
+How: TypeAlias = Literal["measured", "seen", "assumed"]
+"""Whence a rate is known: from a burst, from weights that went that way, or not at all."""
+
+
 class Link(msgspec.Struct, frozen=True):
-    """Measured, there and back; alike in both directions."""
+    """There and back, and how much it carries; in one direction only where the other is given."""
 
     rtt_ns: int
     bytes_per_s: int = 125_000_000
+    how: How = "assumed"
+    timed: bool = True
+    """Whether ``rtt_ns`` was measured."""
 
 
-NEUTRAL = Link(rtt_ns=1_000_000)
+NEUTRAL = Link(rtt_ns=1_000_000, timed=False)
 """Of a pair that nobody measured."""
 
 
@@ -81,7 +89,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 Links = Mapping[tuple[NodeId, NodeId], Link]
-"""Looked up in both directions."""
+"""Looked up in the direction that is gone, then in the other."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -106,10 +114,10 @@ class Search:
         self._any_will_do = False
         self._furthest: dict[tuple[int, int], int] = {}
         ids = [candidate.offer.node for candidate in self._nodes]
-        wide = 4 * task.facts.hidden + _TOKEN_BYTES
-        self._hops = [[_hop_ns(links, a, b, wide) for b in ids] for a in ids]
-        self._ins = [_hop_ns(links, COORDINATOR, node, _TOKEN_BYTES) for node in ids]
-        self._outs = [_hop_ns(links, node, COORDINATOR, _TOKEN_BYTES) for node in ids]
+        narrow, wide = chunk_bytes(task.facts, 1)
+        self._hops = [[hop_ns(links, a, b, wide) for b in ids] for a in ids]
+        self._ins = [hop_ns(links, COORDINATOR, node, narrow) for node in ids]
+        self._outs = [hop_ns(links, node, COORDINATOR, narrow) for node in ids]
         self._least_hop = min(
             (hop for a, row in enumerate(self._hops) for b, hop in enumerate(row) if a != b),
             default=0,
@@ -252,6 +260,7 @@ class Search:
                 and self._nodes[other].footprint is self._nodes[index].footprint
                 and self._ins[other] == self._ins[index]
                 and self._outs[other] == self._outs[index]
+                and self._hops[other][index] == self._hops[index][other]
                 and all(
                     self._hops[other][each] == self._hops[index][each]
                     and self._hops[each][other] == self._hops[each][index]
@@ -329,6 +338,17 @@ def able(offers: Sequence[Offer], engine: str | None = None) -> list[Offer]:
     ]
 
 
-def _hop_ns(links: Links, a: NodeId, b: NodeId, nbytes: int) -> int:
-    link = links.get((a, b)) or links.get((b, a)) or NEUTRAL
+def chunk_bytes(facts: ModelFacts, rows: int) -> tuple[int, int]:
+    """Of ``rows`` tokens: from the coordinator, and between two stages."""
+    return _TOKEN_BYTES + 4 * (rows - 1), _TOKEN_BYTES + 4 * rows * facts.hidden
+
+
+def link_of(links: Links, a: NodeId, b: NodeId) -> Link:
+    """What bytes from ``a`` to ``b`` are planned with."""
+    return links.get((a, b)) or links.get((b, a)) or NEUTRAL
+
+
+def hop_ns(links: Links, a: NodeId, b: NodeId, nbytes: int) -> int:
+    """How long ``nbytes`` take from ``a`` to ``b``."""
+    link = link_of(links, a, b)
     return link.rtt_ns // 2 + nbytes * 1_000_000_000 // max(link.bytes_per_s, 1)

@@ -20,6 +20,8 @@ from lensemble.transport.ends import ArenaLeases
 from lensemble.wire import fence, stages
 from lensemble.wire.stages import Address, StageAnswer
 from lensemble_coord.inference import heard, staging
+from lensemble_coord.inference.chain import COORDINATOR
+from lensemble_coord.inference.paths import PathBook, Paths
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.ring import Ring
 from lensemble_coord.inference.staging import Fault
@@ -47,6 +49,12 @@ class Surroundings(msgspec.Struct, frozen=True):
     step_deadline_s: float
     max_waiting: int
     tally: Tally = msgspec.field(default_factory=Tally)
+    book: PathBook = msgspec.field(default_factory=PathBook)
+
+    @property
+    def paths(self) -> Paths:
+        """Between the nodes that are here."""
+        return Paths(self.peers, self.book)
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -252,6 +260,8 @@ class Deployment:
         self.sent[stage] = Sent()
         try:
             await out.send(self.wiring.weights[stage], ranges, self.sent[stage])
+            if (rate := self.sent[stage].busy.bytes_per_s) is not None:
+                self._around.book.seen((COORDINATOR, self.wiring.nodes[stage]), rate)
         except (EdgeFault, WeightsError) as fault:
             self._fail(fault, stage)
         except LensembleError as error:

@@ -12,6 +12,7 @@ from lensemble.stage_chunk import Sampling
 from lensemble.wire.stages import StageAnswer
 from lensemble_coord.inference import deployment, sequence, staging, survival
 from lensemble_coord.inference.deployment import Deployment, Surroundings
+from lensemble_coord.inference.paths import Paths
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Pause, Request
 from lensemble_coord.inference.ring import Ring
@@ -85,6 +86,11 @@ class ModelRun:
     @property
     def watch(self) -> Watch:
         return self.deployment.watch
+
+    @property
+    def paths(self) -> Paths:
+        """What is known of links at the moment."""
+        return self._around.paths
 
     @property
     def over(self) -> bool:

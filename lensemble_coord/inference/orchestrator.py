@@ -21,12 +21,13 @@ from lensemble.errors import (
 )
 from lensemble.ids import NodeId
 from lensemble.logs import logger
-from lensemble.wire.stages import StageAnswer
+from lensemble.wire.stages import BurstAnswer, StageAnswer
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.drains import Drains
 from lensemble_coord.inference import library, placement, run_status, staging, survival
 from lensemble_coord.inference.deployment import Surroundings
 from lensemble_coord.inference.library import Library
+from lensemble_coord.inference.measuring import Measuring
 from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.models import Model
 from lensemble_coord.inference.places import Places
@@ -62,7 +63,10 @@ class Orchestrator:
         self.config = config.inference
         self.around = around
         self._peers = around.peers
-        self._places = Places(around.peers, drains)
+        self._places = Places(around.peers, drains, around.paths)
+        self._measuring = Measuring(
+            around.federation, around.peers, around.book, around.draw_edge, around.note
+        )
         self.chosen: dict[str, Chosen] = {}
         self._log = logger("runs")
         self._library = Library(config.state_dir / "models")
@@ -92,7 +96,11 @@ class Orchestrator:
         for run in self.runs.values():
             run.node_said(node, message)
 
+    def link_said(self, node: NodeId, message: BurstAnswer) -> None:
+        self._measuring.heard(node, message)
+
     def node_lost(self, node: NodeId, reason: str) -> None:
+        self._measuring.lost(node)
         for run in self.runs.values():
             run.node_lost(node, reason)
 
@@ -110,16 +118,26 @@ class Orchestrator:
         model = await self._library.header(wish.model)
         return model, await self._places.find(wish, model)
 
+    async def plan_measured(self, wish: Wish) -> tuple[Model, placement.Plan, tuple[str, ...]]:
+        """As ``plan``, with the links of the plan measured; and which were not, and why not."""
+        model, first = await self.plan(wish)
+        again = partial(self._places.find, wish, model)
+        plan, unmeasured = await self._measuring.refine(first, again)
+        return model, plan, unmeasured
+
     # ---- runs ----
 
-    async def provision(self, wish: Wish) -> ModelRun:
-        """Plan and start a run; it goes on by itself.
+    async def provision(self, wish: Wish, *, measure: bool = False) -> ModelRun:
+        """Plan and start a run; it goes on by itself.  With ``measure`` links are measured before.
 
         Raises:
             OperatorError: too many runs.
             PlanInfeasible and what else ``plan`` raises.
         """
-        model, plan = await self.plan(wish)
+        if measure:
+            model, plan, _ = await self.plan_measured(wish)
+        else:
+            model, plan = await self.plan(wish)
         if len(self.runs) + len(self.reviving) >= self.config.max_runs:
             raise OperatorError(
                 f"{len(self.runs) + len(self.reviving)} runs are provisioned (inference.max_runs)",
@@ -188,7 +206,8 @@ class Orchestrator:
             wish=wish,
             epoch=run.wiring.run_epoch,
             nodes=run.wiring.nodes,
-            status=run_status.run(run),
+            # What is known of links is of this moment, and another process will know other things.
+            status=msgspec.structs.replace(run_status.run(run), hops=()),
             dropped=ground.dropped,
             replaced=ground.replaced,
             over=run.over,

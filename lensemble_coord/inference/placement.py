@@ -16,7 +16,9 @@ from lensemble.ids import NodeId
 from lensemble.wire.stages import MAX_CTX, MAX_ROWS, MAX_SESSIONS
 from lensemble_coord.inference.chain import (
     COORDINATOR,
+    NEUTRAL,
     Found,
+    How,
     Links,
     Offer,
     PlannedStage,
@@ -24,7 +26,10 @@ from lensemble_coord.inference.chain import (
     Task,
     able,
     candidates,
+    chunk_bytes,
     furthest,
+    hop_ns,
+    link_of,
 )
 
 _NAMED = 8
@@ -43,11 +48,18 @@ class Hop(msgspec.Struct, frozen=True):
     before: str
     after: str
     rtt_ns: int | None
-    """None if nobody measured it, and it was planned with ``chain.NEUTRAL``."""
+    """None if nobody measured it, and it was planned with that of ``chain.NEUTRAL``."""
+
+    bytes_per_s: int = NEUTRAL.bytes_per_s
+    how: How = "assumed"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Stages in order of layers.  ``link_ns`` is the time on links of one token's trip."""
+    """Stages in order of layers.
+
+    ``link_ns`` is the time on links of one token's trip, ``chunk_ns`` that of ``rows`` tokens of a
+    prompt.
+    """
 
     model: str
     engine: str
@@ -62,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     hops: tuple[Hop, ...] = ()
     """One more than stages."""
+
+    chunk_ns: int = 0
 
     def canonical(self) -> bytes:
         """Sorted compact JSON."""
@@ -102,6 +116,7 @@ def plan(task: Task, offers: Sequence[Offer], links: Links) -> Plan:
         found.link_ns,
         exhaustive,
         _hops(stages, links),
+        _chunk_ns(task, stages, links),
     )
 
 
@@ -109,9 +124,19 @@ def _hops(stages: Sequence[PlannedStage], links: Links) -> tuple[Hop, ...]:
     ends = [(COORDINATOR, ""), *((stage.node, stage.name) for stage in stages), (COORDINATOR, "")]
     hops = []
     for (a, before), (b, after) in itertools.pairwise(ends):
-        link = links.get((a, b)) or links.get((b, a))
-        hops.append(Hop(before, after, None if link is None else link.rtt_ns))
+        link = link_of(links, a, b)
+        rtt_ns = link.rtt_ns if link.timed else None
+        hops.append(Hop(before, after, rtt_ns, link.bytes_per_s, link.how))
     return tuple(hops)
+
+
+def _chunk_ns(task: Task, stages: Sequence[PlannedStage], links: Links) -> int:
+    narrow, wide = chunk_bytes(task.facts, task.wanted.rows)
+    result, _ = chunk_bytes(task.facts, 1)
+    nodes = [stage.node for stage in stages]
+    between = sum(hop_ns(links, a, b, wide) for a, b in itertools.pairwise(nodes))
+    out = hop_ns(links, nodes[-1], COORDINATOR, result)
+    return hop_ns(links, COORDINATOR, nodes[0], narrow) + between + out
 
 
 def _check(task: Task) -> None:

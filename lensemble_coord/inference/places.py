@@ -9,16 +9,14 @@ from lensemble.errors import PlanInfeasible
 from lensemble.ids import NodeId
 from lensemble_coord.drains import Drains
 from lensemble_coord.inference import placement, split
-from lensemble_coord.inference.chain import COORDINATOR, Link, Offer, Segment, Task
+from lensemble_coord.inference.chain import Offer, Segment, Task
 from lensemble_coord.inference.footprint import Wanted
 from lensemble_coord.inference.models import Model
+from lensemble_coord.inference.paths import Paths
 from lensemble_coord.inference.run_rows import Wish
 from lensemble_coord.peers import Peer, Peers
 
 DEFAULT_CTX = 2048
-RTT_GRAIN_NS = 100_000
-"""Round-trip times are planned with so finely, so that noise does not move a plan."""
-
 DOUBT_S = 5.0
 """A run that lost a stage waits so long for nodes that are only suspect."""
 
@@ -29,11 +27,12 @@ NOBODY: frozenset[NodeId] = frozenset()
 
 
 class Places:
-    """Plans models on ``peers``, but for those of ``drains``."""
+    """Plans models on ``peers``, but for those of ``drains``, with what is known of ``paths``."""
 
-    def __init__(self, peers: Peers, drains: Drains) -> None:
+    def __init__(self, peers: Peers, drains: Drains, paths: Paths) -> None:
         self._peers = peers
         self._drains = drains
+        self._paths = paths
 
     async def find(
         self,
@@ -61,7 +60,7 @@ class Places:
             Offer(each.node, each.name, barred=each.unfit or UNLINKED)
             for each in self._peers.absent()
         ]
-        everyone, links = [*offers, *absent], self._links()
+        everyone, links = [*offers, *absent], self._paths.links()
         return await trio.to_thread.run_sync(placement.plan, task, everyone, links)
 
     async def again(self, wish: Wish, model: Model, without: frozenset[NodeId]) -> placement.Plan:
@@ -87,24 +86,3 @@ class Places:
             taken = max(0, inventory.taken_bytes - less)
             inventory = msgspec.structs.replace(inventory, taken_bytes=taken)
         return Offer(peer.node, peer.name, inventory, barred)
-
-    def _links(self) -> dict[tuple[NodeId, NodeId], Link]:
-        """As measured: from here to nodes, and by nodes to each other; of two ends the shorter."""
-        links = {}
-        for peer in self._peers.here.values():
-            rtt_ms = peer.facts().rtt_ms
-            if rtt_ms is not None:
-                links[COORDINATOR, peer.node] = _link(rtt_ms * 1e6)
-            said = peer.inventory
-            if said is None:
-                continue
-            for node, rtt_us in zip(said.linked, said.rtts_us, strict=False):
-                pair = (min(node, peer.node), max(node, peer.node))
-                found = _link(rtt_us * 1e3)
-                if node in self._peers.here and found.rtt_ns <= links.get(pair, found).rtt_ns:
-                    links[pair] = found
-        return links
-
-
-def _link(rtt_ns: float) -> Link:
-    return Link(max(1, round(rtt_ns / RTT_GRAIN_NS)) * RTT_GRAIN_NS)

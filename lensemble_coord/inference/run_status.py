@@ -1,6 +1,7 @@
 """What is told of plans and runs, put together when it is asked."""
 
 import statistics
+from itertools import pairwise
 
 import msgspec
 import trio
@@ -9,6 +10,7 @@ from lensemble.ctl import replies
 from lensemble_coord.inference import sequence, staging, survival
 from lensemble_coord.inference.model_run import ModelRun
 from lensemble_coord.inference.models import Model
+from lensemble_coord.inference.paths import Paths
 from lensemble_coord.inference.placement import Plan
 from lensemble_coord.inference.request import Answer, Pause, Request
 from lensemble_coord.inference.run_terms import MAX_REPLACED, Left
@@ -20,8 +22,10 @@ RECENT_S = 10.0
 """Tokens per second are of so long at most before the latest token."""
 
 
-def plan(model: Model, planned: Plan) -> replies.ModelPlan:
-    """A plan in full."""
+def plan(
+    model: Model, planned: Plan, paths: Paths, unmeasured: tuple[str, ...] = ()
+) -> replies.ModelPlan:
+    """A plan in full, with the age of what is known of its links."""
     return replies.ModelPlan(
         model=planned.model,
         architecture=model.facts.architecture,
@@ -50,15 +54,28 @@ def plan(model: Model, planned: Plan) -> replies.ModelPlan:
             for each in planned.unused
         ),
         link_ms=planned.link_ns / 1e6,
-        hops=tuple(
-            replies.PlannedHop(
-                before=hop.before,
-                after=hop.after,
-                rtt_ms=None if hop.rtt_ns is None else hop.rtt_ns / 1e6,
-            )
-            for hop in planned.hops
-        ),
+        chunk_ms=planned.chunk_ns / 1e6,
+        hops=hops(planned, paths),
+        unmeasured=unmeasured,
         exhaustive=planned.exhaustive,
+    )
+
+
+def hops(planned: Plan, paths: Paths) -> tuple[replies.PlannedHop, ...]:
+    """The links of ``planned`` as they are known at the moment."""
+    names = ("", *(stage.name for stage in planned.stages), "")
+    known = paths.of(tuple(stage.node for stage in planned.stages))
+    return tuple(
+        replies.PlannedHop(
+            before=before,
+            after=after,
+            rtt_ms=None if path.rtt_ns is None else path.rtt_ns / 1e6,
+            rtt_age_s=path.rtt_age_s,
+            mbit_s=path.bytes_per_s * 8 / 1e6,
+            rate=path.how,
+            rate_age_s=path.age_s,
+        )
+        for (before, after), path in zip(pairwise(names), known, strict=True)
     )
 
 
@@ -89,6 +106,7 @@ def run(of: ModelRun) -> replies.ModelRunStatus:
         tokens_per_s=_tokens_per_s(of),
         trip_ms=statistics.median(trips) if trips else None,
         hop_ms=hop_ms(of),
+        hops=() if of.over else hops(planned, of.paths),
         late_results=of.ring.late,
         since_s=end - of.since,
         outcome="" if ending is None else ending.outcome,

@@ -11,8 +11,10 @@ import trio
 from lensemble import files
 from lensemble.edge.spec import EdgeSpec
 from lensemble.errors import EdgeFault, StorageError, WeightsError
+from lensemble.ids import SlotIndex
 from lensemble.transport.driver import Driver
 from lensemble.transport.ends import ArenaLeases, TxEnd
+from lensemble_coord.inference.busy import Busy
 
 OFFSET = struct.Struct("<Q")
 CAPACITY_BYTES = OFFSET.size + (1 << 18)
@@ -26,6 +28,8 @@ class Sent(msgspec.Struct):
 
     done: int = 0
     total: int = 0
+    busy: Busy = msgspec.field(default_factory=lambda: Busy(SLOTS))
+    """How much of it left while there was always something to send."""
 
 
 class WeightsOut:
@@ -75,7 +79,7 @@ class WeightsOut:
             file = await trio.to_thread.run_sync(partial(self._path.open, "rb", buffering=0))
         try:
             for offset, length in _pieces(ranges, end.spec.capacity_bytes - OFFSET.size):
-                slot = await end.acquire()
+                slot = await _acquire(end, sent.busy)
                 view = end.region.slot(slot)
                 OFFSET.pack_into(view, 0, offset)
                 piece = view[OFFSET.size : OFFSET.size + length]
@@ -84,10 +88,20 @@ class WeightsOut:
                     read = partial(files.read_exactly, file.fileno(), piece, offset)
                     await trio.to_thread.run_sync(read)
                 end.filled(slot, OFFSET.size + length)
+                sent.busy.filled(length)
                 sent.done += length
             await end.finished()
         finally:
             file.close()
+
+
+async def _acquire(end: TxEnd, busy: Busy) -> SlotIndex:
+    slot = end.acquire_now()
+    waited = slot is None
+    if slot is None:
+        slot = await end.acquire()
+    busy.acquired(trio.current_time(), waited=waited)
+    return slot
 
 
 def _pieces(ranges: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:

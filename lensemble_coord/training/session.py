@@ -38,7 +38,7 @@ from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.wire import codec, fence, messages
 from lensemble.wire.circle import MemberNote
-from lensemble.wire.stages import StageAnswer
+from lensemble.wire.stages import BurstAnswer, StageAnswer
 from lensemble_coord.peers import Peers, Reach
 from lensemble_coord.training import outer_round
 from lensemble_coord.training.downlink import By, Downlink, Offer
@@ -307,7 +307,7 @@ class Session:
                     where := desk.elsewhere(message.round, message.attempt)
                 ):
                     self._refuse_stale(message, where)
-                elif isinstance(message, StageAnswer | MemberNote):
+                elif isinstance(message, StageAnswer | BurstAnswer | MemberNote):
                     self.ground.peers.take(self.node, message)
                 else:
                     await self._take(message, desk)

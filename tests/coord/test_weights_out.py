@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from lensemble import identity
 from lensemble.edge.arena import Arena
@@ -16,6 +17,7 @@ from lensemble.errors import EdgeFault, StorageError, WeightsError
 from lensemble.ids import EdgeId
 from lensemble.transport.ends import ArenaLeases, RxEnd
 from lensemble.transport.memory_driver import MemoryNetwork
+from lensemble.transport.memory_wire import Weather
 from lensemble_coord.inference.weights_out import Ranges, Sent, WeightsOut
 
 CAPACITY = 8 + 100
@@ -25,8 +27,9 @@ CONTENT = bytes(index % 251 for index in range(2000))
 class Wire:
     """A sender of weights and a receiver, linked."""
 
-    def __init__(self, out: WeightsOut, leases: ArenaLeases, rx: RxEnd, spec: EdgeSpec) -> None:
-        self.out, self.leases, self.rx, self.spec = out, leases, rx, spec
+    def __init__(self, out: WeightsOut, leases: ArenaLeases, rx: RxEnd, weather: Weather) -> None:
+        self.out, self.leases, self.rx, self.spec = out, leases, rx, rx.spec
+        self.weather = weather
         self.pieces: dict[int, bytes] = {}
 
     async def take(self) -> None:
@@ -38,7 +41,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def wired(path: Path) -> AsyncIterator[Wire]:
+async def wired(path: Path, capacity: int = CAPACITY) -> AsyncIterator[Wire]:
     network = MemoryNetwork()
     here, there = (network.driver(identity.generate().node) for _ in range(2))
     async with trio.open_nursery() as nursery:
@@ -46,12 +49,13 @@ async def wired(path: Path) -> AsyncIterator[Wire]:
         await nursery.start(there.run)
         await there.dial(network.address(here.node))
         await here.accept()
-        spec = EdgeSpec(EdgeId(7), here.node, there.node, CAPACITY, 2)
-        leases, region = ArenaLeases(Arena.create(1 << 20)), Arena.create(1 << 20).lease(spec)
+        spec = EdgeSpec(EdgeId(7), here.node, there.node, capacity, 2)
+        leases, region = ArenaLeases(Arena.create(1 << 21)), Arena.create(1 << 21).lease(spec)
         assert region is not None
         rx = RxEnd(spec, region, there)
         await nursery.start(rx.serve)
-        yield Wire(WeightsOut(path, here, leases), leases, rx, spec)
+        weather = network.between(here.node, there.node)
+        yield Wire(WeightsOut(path, here, leases), leases, rx, weather)
         nursery.cancel_scope.cancel()
 
 
@@ -103,3 +107,15 @@ async def test_cancelled_in_the_midst_it_gives_its_ring_back(file: Path) -> None
             await wire.out.send(wire.spec, ((0, 64 << 20),), Sent())
         assert patience.cancelled_caught
         assert wire.leases.arena.leased_bytes() == 0
+
+
+async def test_a_slow_path_is_seen_as_slow_as_it_is(file: Path, autojump_clock: MockClock) -> None:
+    # Reads happen in threads: the clock waits a little for them.
+    autojump_clock.autojump_threshold = 0.005
+    os.truncate(file, 16 << 20)
+    async with wired(file, 1 << 18) as wire, trio.open_nursery() as nursery:
+        wire.weather.bytes_per_s = 2_000_000
+        nursery.start_soon(wire.take)
+        sent = Sent()
+        await wire.out.send(wire.spec, ((0, 16 << 20),), sent)
+    assert sent.busy.bytes_per_s == pytest.approx(2_000_000, rel=0.02)

@@ -14,6 +14,13 @@ FAULT = replies.FaultStatus(
     code="worker_fault", reason="the worker was killed by SIGKILL", stage=1, node=NODES[1][1],
     name="node-b", remediation="Look at its memory.", stderr=("first word", "last\x1b[31m word"),
 )  # fmt: skip
+HOPS = (
+    replies.PlannedHop(before="", after="node-a", rtt_ms=1.5, rtt_age_s=0.2, mbit_s=420.0,
+                       rate="seen", rate_age_s=200.0),
+    replies.PlannedHop(before="node-a", after="node-b", rtt_ms=3.0, rtt_age_s=4.0, mbit_s=9.475,
+                       rate="measured", rate_age_s=12.0),
+    replies.PlannedHop(before="node-b", after=""),
+)  # fmt: skip
 PLAN = replies.ModelPlan(
     model="tiny", architecture="llama", layers=4, file_bytes=205_000, engine="tinygrad 0.14.0",
     ctx=256, sessions=1, rows=32,
@@ -26,6 +33,7 @@ PLAN = replies.ModelPlan(
         for index, (name, node) in enumerate(NODES)
     ),
     unused=(replies.UnusedNode(node="b7" * 32, name="node-c", reason="2 nodes are enough"),),
+    link_ms=4.5, chunk_ms=20.25, hops=HOPS,
 )  # fmt: skip
 
 
@@ -43,6 +51,7 @@ READY = replies.ModelRunStatus(
     engine="tinygrad 0.14.0", state="provisioned", takes_requests=True, layers=4, ctx=256,
     sessions=1, rows=32, stages=(_stage(0, "ready"), _stage(1, "ready")), since_s=8.0,
     finished={"stop": 2}, tokens=31, tokens_per_s=12.5, trip_ms=80.0, hop_ms=0.4,
+    hops=HOPS,
     requests=(replies.SessionStatus(slot=0, phase="decoding", prompt_tokens=9, tokens=3,
                                     elapsed_s=0.3),),
 )  # fmt: skip
@@ -115,6 +124,9 @@ async def _once(request: requests.OfModels) -> AsyncGenerator[replies.Reply, Non
     match request:
         case requests.PlanModel(ctx=1000):
             raise PlanInfeasible("tiny does not fit: node-a needs 2 GB, has 1 GB")
+        case requests.PlanModel(measure=True):
+            why = "node-a to node-b: node-b says: it is in a round"
+            yield msgspec.structs.replace(PLAN, unmeasured=(why,))
         case requests.PlanModel():
             yield PLAN
         case requests.ModelRuns():

@@ -89,6 +89,27 @@ def test_tables_show_what_matters(here: Here) -> None:
     assert "worker_fault: stage 1 on node-b" in over
 
 
+def test_links_are_shown_with_how_they_are_known_and_how_old_that_is(here: Here) -> None:
+    for verb in (["plan", "tiny.gguf"], ["inspect"]):
+        shown = " ".join(here(*verb).stdout.split())
+        for part in (
+            "coordinator to node-a: 1.50 ms (0.2s ago), at least 420 Mbit/s (seen 3min ago)",
+            "node-a to node-b: 3.00 ms (4.0s ago), 9.47 Mbit/s (measured 12s ago)",
+            "node-b to the coordinator: 1 ms assumed, 1000 Mbit/s assumed",
+        ):
+            assert part in shown, shown
+    shown = " ".join(here("plan", "tiny.gguf").stdout.split())
+    assert "about 4.50 ms for each token, 20.25 ms for 32 tokens of a prompt" in shown
+    assert "not measured" not in shown
+    measured = " ".join(here("plan", "tiny.gguf", "--measure").stdout.split())
+    assert "not measured: node-a to node-b: node-b says: it is in a round" in measured
+    (hop, *_) = json.loads(here("plan", "tiny.gguf", "--json").stdout)["hops"]
+    assert hop == {
+        "before": "", "after": "node-a", "rtt_ms": 1.5, "rtt_age_s": 0.2, "mbit_s": 420.0,
+        "rate": "seen", "rate_age_s": 200.0,
+    }  # fmt: skip
+
+
 def test_what_was_lost_is_said_beside_an_answer_and_in_full_on_inspection(here: Here) -> None:
     done = here("prompt", "loss")
     assert done.returncode == 0

@@ -43,6 +43,10 @@ OnFault: TypeAlias = Annotated[
         show_default="as the coordinator is configured",
     ),
 ]
+Measure: TypeAlias = Annotated[
+    bool,
+    typer.Option("--measure", help="Measure the links between its nodes before (1 MiB each)."),
+]
 Replacements: TypeAlias = Annotated[
     int | None,
     typer.Option(
@@ -60,15 +64,16 @@ def plan(
     sessions: Sessions = 1,
     rows: Rows = 32,
     split: Split = "",
+    measure: Measure = False,
     socket: Socket = None,
     timeout: Timeout = TIMEOUT_S,
     json: Json = False,
 ) -> None:
     """Show where the layers of a model would go; nothing is fetched.
 
-    Example: lensemblectl plan model.gguf --ctx 4096
+    Example: lensemblectl plan model.gguf --ctx 4096 --measure
     """
-    wish = _wish(model, ctx=ctx, sessions=sessions, rows=rows, split=split)
+    wish = _wish(model, ctx=ctx, sessions=sessions, rows=rows, split=split, measure=measure)
     with connect(socket, timeout) as client:
         reply = client.ask(requests.PlanModel(**wish))
     if json or not isinstance(reply, replies.ModelPlan):
@@ -86,6 +91,7 @@ def provision(
     rows: Rows = 32,
     split: Split = "",
     fetch: Fetch = "edge",
+    measure: Measure = False,
     on_fault: OnFault = None,
     max_replacements: Replacements = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start it, and do not watch.")] = False,
@@ -100,7 +106,7 @@ def provision(
     Example: lensemblectl provision model.gguf --ctx 4096 --sessions 2
     """
     wish = _wish(model, ctx=ctx, sessions=sessions, rows=rows, split=split, fetch=fetch)
-    wish |= {"on_fault": on_fault or "", "max_replacements": max_replacements}
+    wish |= {"on_fault": on_fault or "", "max_replacements": max_replacements, "measure": measure}
     last: replies.ModelRunStatus | None = None
     with connect(socket, timeout) as client, _view(json) as view:
         try:
