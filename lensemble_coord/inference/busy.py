@@ -8,16 +8,19 @@ LEAST_S = 0.05
 
 
 class Busy:
-    """Windows of a sender with ``slots`` slots in which it waited for each of them.
+    """Windows of a sender with ``slots`` slots in which one of them at least was always full.
 
-    While it waits, every slot is full; so nothing in a window was ever short of bytes to send, and
-    what left in it is the least that the path carries.  What limits it may be the other end.
+    A window is measured between moments in which all of them were: what left between two of those
+    is what was filled between them.  It is the least that the path carries; what limits it may be
+    the other end.
     """
 
     def __init__(self, slots: int) -> None:
-        self._sizes: deque[int] = deque(maxlen=slots)
-        self._since: float | None = None
-        self._bytes = 0
+        self._held: deque[int] = deque(maxlen=slots - 1)
+        """What is in the slots that are full when one was waited for."""
+
+        self._filled = 0
+        self._since: tuple[float, int] | None = None
         self._best: tuple[int, float] | None = None
 
     @property
@@ -25,21 +28,22 @@ class Busy:
         """Of the window that carried most; None if there was none that tells anything."""
         return None if self._best is None else int(self._best[0] / self._best[1])
 
-    def acquired(self, now: float, *, waited: bool) -> None:
-        """There is a slot to fill at ``now``, and before that there was none if it ``waited``."""
-        if not waited:
+    def waited(self, now: float) -> None:
+        """All slots were full; at ``now`` one of them is empty."""
+        left = self._filled - sum(self._held)
+        if self._since is None:
+            self._since = now, left
+        else:
+            self._note(left - self._since[1], now - self._since[0])
+
+    def filled(self, nbytes: int, *, idle: bool) -> None:
+        """A slot is full, and before that none was if the sender was ``idle``."""
+        if idle:
             self._since = None
-        elif self._since is None:
-            self._since, self._bytes = now, 0
-        elif len(self._sizes) == self._sizes.maxlen:
-            self._bytes += self._sizes[0]
-            self._note(now - self._since)
+        self._held.append(nbytes)
+        self._filled += nbytes
 
-    def filled(self, nbytes: int) -> None:
-        """The slot is to be sent."""
-        self._sizes.append(nbytes)
-
-    def _note(self, seconds: float) -> None:
+    def _note(self, nbytes: int, seconds: float) -> None:
         most = 0 if self._best is None else self._best[0]
-        if self._bytes >= max(LEAST_BYTES, most) and seconds >= LEAST_S:
-            self._best = self._bytes, seconds
+        if nbytes >= max(LEAST_BYTES, most) and seconds >= LEAST_S:
+            self._best = nbytes, seconds

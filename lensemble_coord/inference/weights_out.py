@@ -87,8 +87,8 @@ class WeightsOut:
                     # Not abandoned on cancel: the slot is written until the read is over.
                     read = partial(files.read_exactly, file.fileno(), piece, offset)
                     await trio.to_thread.run_sync(read)
+                sent.busy.filled(length, idle=len(end.lent) == end.spec.slots)
                 end.filled(slot, OFFSET.size + length)
-                sent.busy.filled(length)
                 sent.done += length
             await end.finished()
         finally:
@@ -97,10 +97,9 @@ class WeightsOut:
 
 async def _acquire(end: TxEnd, busy: Busy) -> SlotIndex:
     slot = end.acquire_now()
-    waited = slot is None
     if slot is None:
         slot = await end.acquire()
-    busy.acquired(trio.current_time(), waited=waited)
+        busy.waited(trio.current_time())
     return slot
 
 

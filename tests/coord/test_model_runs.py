@@ -336,3 +336,53 @@ async def test_a_node_speaks_for_its_own_stage_only(tmp_path: Path) -> None:
         *tokens, end = await here.prompt()
         assert [each.token for each in tokens] == answer(here.tokens(), 5)
         assert end.fault is None
+
+
+@pytest.mark.parametrize("how", ["asked", "configured"])
+async def test_links_are_measured_where_that_is_asked_for(tmp_path: Path, how: str) -> None:
+    terms = {"measure_links": True} if how == "configured" else {}
+    asks = {"measure": True} if how == "asked" else {}
+    async with rig(tmp_path, **terms) as here, trio.open_nursery() as nursery:
+        wish = {"model": str(here.model), "split": "0:2,2:4", "ctx": 64, "rows": 4}
+        if how == "asked":
+            plan = await here.last(requests.PlanModel(**wish))
+            assert (plan.unmeasured, [hop.rate for hop in plan.hops]) == ((), ["assumed"] * 3)
+            assert not any(
+                isinstance(e, stages.BurstExpect) for s in here.stages for e in s.node.heard
+            )
+        for each in here.stages:
+            nursery.start_soon(_refuse_bursts, each)
+        plan = await here.last(requests.PlanModel(**wish, **asks))
+        names = [stage.name for stage in plan.stages]
+        refused = f"{names[0]} to {names[1]}: {names[1]} says: not now"
+        assert plan.unmeasured == (refused,)
+        ready = await here.last(requests.ProvisionModel(**wish, **asks))
+        assert [hop.rate for hop in ready.hops] == ["assumed"] * 3
+        over = await here.last(requests.StopRun())
+        assert over.hops == ()
+        nursery.cancel_scope.cancel()
+
+
+async def _refuse_bursts(of: ScriptedStages) -> None:
+    while True:
+        order = await of.node.wait_for_one(stages.BurstExpect, stages.BurstSend)
+        assert isinstance(order, stages.BurstExpect)
+        of.node.heard.remove(order)
+        fence = {"federation": order.federation, "epoch": order.epoch, "burst": order.burst}
+        await of.node.say(stages.BurstRefused(**fence, reason="not now"))
+
+
+async def test_weights_that_go_to_a_node_tell_how_much_its_path_carries(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny.gguf", layers=96, quant="F32")
+    rate = 10_000_000
+    async with rig(tmp_path) as here:
+        coordinator = here.coordinator
+        for each in here.stages:
+            weather = coordinator.network.between(coordinator.hub, each.node.me.node)
+            weather.bytes_per_s = rate
+            each.in_one_range = True
+        ready = await here.provision("0:48,48:96")
+        assert ready.takes_requests
+        assert [hop.rate for hop in ready.hops] == ["seen", "assumed", "seen"]
+        assert ready.hops[0].rate_age_s is not None
+        assert 0.3 * rate < ready.hops[0].mbit_s * 1e6 / 8 < 1.1 * rate
