@@ -73,3 +73,16 @@ def test_pieces_of_different_sizes_are_counted_as_they_leave() -> None:
     busy.filled(1, idle=False)
     busy.waited(2.0)
     assert busy.bytes_per_s is None, "the large one had left when it began"
+
+
+def test_a_piece_that_is_still_under_way_does_not_count() -> None:
+    busy = Busy(2)
+    busy.filled(1, idle=True)
+    busy.filled(1, idle=False)
+    busy.waited(1.0)
+    busy.filled(5 * MIB, idle=False)
+    busy.waited(2.0)
+    assert busy.bytes_per_s is None
+    busy.filled(1, idle=False)
+    busy.waited(6.0)
+    assert busy.bytes_per_s == (5 * MIB + 1) // 5

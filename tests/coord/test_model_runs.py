@@ -350,24 +350,26 @@ async def test_links_are_measured_where_that_is_asked_for(tmp_path: Path, how: s
             assert not any(
                 isinstance(e, stages.BurstExpect) for s in here.stages for e in s.node.heard
             )
+        asked: list[int] = []
         for each in here.stages:
-            nursery.start_soon(_refuse_bursts, each)
+            nursery.start_soon(_refuse_bursts, each, asked)
         plan = await here.last(requests.PlanModel(**wish, **asks))
         names = [stage.name for stage in plan.stages]
         refused = f"{names[0]} to {names[1]}: {names[1]} says: not now"
-        assert plan.unmeasured == (refused,)
+        assert (plan.unmeasured, len(asked)) == ((refused,), 1)
         ready = await here.last(requests.ProvisionModel(**wish, **asks))
-        assert [hop.rate for hop in ready.hops] == ["assumed"] * 3
+        assert ([hop.rate for hop in ready.hops], len(asked)) == (["assumed"] * 3, 2)
         over = await here.last(requests.StopRun())
         assert over.hops == ()
         nursery.cancel_scope.cancel()
 
 
-async def _refuse_bursts(of: ScriptedStages) -> None:
+async def _refuse_bursts(of: ScriptedStages, asked: list[int]) -> None:
     while True:
         order = await of.node.wait_for_one(stages.BurstExpect, stages.BurstSend)
         assert isinstance(order, stages.BurstExpect)
         of.node.heard.remove(order)
+        asked.append(order.burst)
         fence = {"federation": order.federation, "epoch": order.epoch, "burst": order.burst}
         await of.node.say(stages.BurstRefused(**fence, reason="not now"))
 

@@ -48,15 +48,15 @@ async def introduce(session: Session) -> None:
     )
 
 
-async def ask(session: Session, number: int) -> stages.BurstAnswer:
-    """The answer of the node when it is to expect a burst of ``OTHER``."""
-    spec = EdgeSpec(EdgeId(900_000 + number), OTHER, session.node, stages.BURST_FRAME_BYTES, 1)
+async def ask(session: Session, number: int, of: NodeId = OTHER) -> stages.BurstAnswer:
+    """The answer of the node when it is to expect a burst of ``of``."""
+    spec = EdgeSpec(EdgeId(900_000 + number), of, session.node, stages.BURST_FRAME_BYTES, 1)
     order = stages.BurstExpect(
         federation=FEDERATION,
         epoch=session.epoch,
         burst=number,
         edge=spec,
-        far=stages.Address(node=OTHER),
+        far=stages.Address(node=of),
     )
     await session.say(order)
     answer: stages.BurstAnswer = await session.hear(stages.BurstAnswer)  # type: ignore[arg-type]  # a union
@@ -74,6 +74,7 @@ async def test_not_beside_a_stage_nor_towards_a_stranger(tmp_path: Path) -> None
         node = await f.node()
         assert "is no member" in reason(await ask(node.session, 1))
         await introduce(node.session)
+        assert "is no member" in reason(await ask(node.session, 1, NodeId("78" * 32)))
         run = await f.run(node)
         await run.provision()
         assert reason(await ask(node.session, 2)) == "a stage is live on this node"
