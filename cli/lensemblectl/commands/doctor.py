@@ -1,5 +1,9 @@
 """``lensemblectl doctor``."""
 
+import shutil
+import sys
+import textwrap
+
 import msgspec
 
 from lensemblectl.doctor import examination
@@ -8,6 +12,8 @@ from lensemblectl.exits import FAILED, printable, say, stop
 from lensemblectl.options import Json, Socket, Timeout
 
 TIMEOUT_S = 5.0
+INDENT = 7
+LEAST_COLUMNS = 40
 MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 
 
@@ -33,13 +39,22 @@ def doctor(socket: Socket = None, timeout: Timeout = TIMEOUT_S, json: Json = Fal
 
 
 def _show(found: Finding) -> None:
-    mark = MARKS[found.outcome]
     first, *more = found.said.splitlines() or [""]
-    say(f"{mark:>7}  {found.about}: {printable(first)}")
+    _put(f"{MARKS[found.outcome]:>{INDENT}}  ", f"{found.about}: {first}")
     for line in more:
-        say(f"{'':>7}    {printable(line)}")
+        _put(f"{'':>{INDENT}}    ", line)
     if found.remedy:
-        say(f"{'':>7}  Try: {printable(found.remedy)}")
+        _put(f"{'':>{INDENT}}  ", f"Try: {found.remedy}")
+
+
+def _put(ahead: str, text: str) -> None:
+    """In lines that fit a terminal; whole where nobody looks at one."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    clean = printable(text)
+    if columns > LEAST_COLUMNS:
+        wrapped = textwrap.wrap(clean, columns - len(ahead), break_long_words=False)
+        clean = f"\n{'':>{len(ahead)}}".join(wrapped)
+    say(ahead + clean)
 
 
 def _verdict(problems: int, notes: int) -> str:
