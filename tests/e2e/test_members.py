@@ -60,7 +60,10 @@ def test_killed_is_dead_started_is_alive_and_ended_has_left(federation: Federati
         "all paths are direct",
         lambda: all(row.path == "direct" for each in everyone for row in rows(each).values()),
     )
-    assert all(row.rtt_ms is not None for each in everyone for row in rows(each).values())
+    until(
+        "every round trip is known",
+        lambda: all(row.rtt_ms is not None for each in everyone for row in rows(each).values()),
+    )
 
     victim = federation["node-1"]
     victim.kill()

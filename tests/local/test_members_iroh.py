@@ -9,6 +9,7 @@ import trio
 from lensemble import identity
 from lensemble.config import load, validate
 from lensemble.ctl import replies
+from lensemble.home import Asked
 from lensemble.ticket import Membership
 from lensemble.transport.iroh_driver import IrohDriver
 from lensemble_coord import daemon as coord_daemon
@@ -27,7 +28,7 @@ LOOPBACK = ("127.0.0.1:0",)
 
 
 async def test_nodes_probe_each_other_over_links_of_their_own(tmp_path: Path) -> None:
-    made = coord_home.create(tmp_path / "hub", "hub", None, trains=False)
+    made = coord_home.create(Asked(tmp_path / "hub", "hub"), None, trains=False)
     config = load(Path(made["config"]), CoordinatorConfig).model_copy(update={"membership": FAST})
     lead = identity.load_or_create(config.state_dir / "identity.key")
     driver = IrohDriver(lead, LOOPBACK)
