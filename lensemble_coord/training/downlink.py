@@ -76,21 +76,27 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Packed:
-    """A sum in packed chunks."""
+    """A sum in packed chunks, in a nameless file of the directory ``room``."""
 
-    def __init__(self, fd: int, bounds: Sequence[int], chunk_bytes: int) -> None:
+    def __init__(self, fd: int, bounds: Sequence[int], chunk_bytes: int, room: Path) -> None:
+        self._room = room
         self._fd = fd
         self._bounds = bounds
         self._chunk_bytes = chunk_bytes
 
     @contextmanager
     def reading(self) -> Iterator[ReadInto]:
-        """A reader of its own, whatever becomes of this object meanwhile."""
-        fd = os.dup(self._fd)
-        try:
-            yield partial(self._read_into, fd)
-        finally:
-            os.close(fd)
+        """A reader of its own, whatever becomes of this object meanwhile.
+
+        Raises:
+            StorageError: it cannot be read, or one file more be opened.
+        """
+        with files.storage(self._room):
+            fd = os.dup(self._fd)
+            try:
+                yield partial(self._read_into, fd)
+            finally:
+                os.close(fd)
 
     def _read_into(self, fd: int, start: int, _: int, slot: memoryview) -> int:
         index = start // self._chunk_bytes
@@ -117,7 +123,7 @@ def pack_sum(path: Path, nbytes: int, chunk_bytes: int, room: Path) -> Packed:
                 files.write_all(into.fileno(), chunk, bounds[-1])
                 bounds.append(bounds[-1] + len(chunk))
         reached("pack.written")
-        return Packed(os.dup(into.fileno()), bounds, chunk_bytes)
+        return Packed(os.dup(into.fileno()), bounds, chunk_bytes, room)
 
 
 class Downlink:
