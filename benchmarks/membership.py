@@ -8,9 +8,10 @@ on the machine that runs this.
 
 Bounds: nobody that lives is held for dead; a death is known to somebody within 7 intervals, two
 probes and a suspicion (in 19 of 20 lives), in the median within 1.5 times what the profile promises
-for short round trips, and to all, in every life, within log3(n) intervals more; a healed partition ends with all alive; 100 joins
-and leaves leave nothing behind; equal seeds give equal traces; messages per member and second at
-each size are at most 1.25 times those at the smallest size that has all helpers.
+for short round trips, and to all, in every life, within log3(n) intervals more; a healed partition
+ends with all alive; 100 joins and leaves leave nothing behind; equal seeds give equal traces;
+messages per member and second at each size are at most 1.25 times those at the smallest size that
+has all helpers.
 """
 
 import argparse
