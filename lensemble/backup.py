@@ -20,13 +20,14 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from lensemble import files, state_dir
+from lensemble import files, identity, state_dir
 from lensemble.errors import LensembleError, OperatorError, SchemaVersionMismatch, StorageError
 from lensemble.version import VERSION
 
@@ -59,6 +60,25 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made: Annotated[str, Meta(max_length=64)]
     config: Annotated[str, Meta(pattern=r"\A[^/]{1,255}\Z")]
     charged: bool = False
+
+
+def about(
+    part: Literal["coord", "node"], state: Path, config: Path, *, charged: bool = False
+) -> About:
+    """What a backup made now of the daemon of ``state``, configured by ``config``, is of.
+
+    Raises:
+        StorageError: it has no identity yet.
+    """
+    return About(
+        schema=SCHEMA,
+        part=part,
+        version=VERSION,
+        node=identity.load(state / state_dir.IDENTITY_NAME).node,
+        made=datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        config=config.name,
+        charged=charged,
+    )
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -242,7 +262,7 @@ class _Hashed:
 def _unpacked(archive: Path, aside: Path) -> About:
     found: dict[str, str] = {}
     said: dict[str, str] = {}
-    about: About | None = None
+    found_about: About | None = None
     with files.storage(archive), archive.open("rb") as raw:
         try:
             with tarfile.open(fileobj=raw, mode="r|") as members:
@@ -255,15 +275,15 @@ def _unpacked(archive: Path, aside: Path) -> About:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     found[member.name] = _written(source, target)
                     if number == 0:
-                        about = _about(archive, member.name, target)
+                        found_about = _about(archive, member.name, target)
         except (tarfile.TarError, msgspec.DecodeError, UnicodeDecodeError, EOFError) as error:
             raise Damaged(f"{archive} is not a backup, or is cut short: {error}") from error
-    if about is None or not said:
+    if found_about is None or not said:
         raise Damaged(f"{archive} is cut short: it does not end with its sums")
     wrong = sorted(name for name in {*said, *found} if said.get(name) != found.get(name))
     if wrong:
         raise Damaged(f"{wrong[0]} in {archive} is not what was written")
-    return about
+    return found_about
 
 
 def _checked(

@@ -4,14 +4,11 @@ What is rebuilt by itself is left out: spools, and headers of models.
 """
 
 import sys
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from lensemble import backup, identity
+from lensemble import backup
 from lensemble.config import load
-from lensemble.state_dir import IDENTITY_NAME
-from lensemble.version import VERSION
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training.commit import named
 from lensemble_coord.training.directory import StateDirectory
@@ -27,14 +24,7 @@ def keep(config_file: Path, to: Path) -> tuple[backup.About, int]:
         ConfigError, StorageError: a file cannot be read or written.
     """
     config = load(config_file, CoordinatorConfig)
-    about = backup.About(
-        schema=backup.SCHEMA,
-        part="coord",
-        version=VERSION,
-        node=identity.load(config.state_dir / IDENTITY_NAME).node,
-        made=datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        config=config_file.name,
-    )
+    about = backup.about("coord", config.state_dir, config_file)
     configs = tuple(each for each in (config_file, config.workload) if each is not None)
     return about, backup.keep(to, about, partial(_gather, config.state_dir, configs))
 

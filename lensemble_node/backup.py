@@ -5,13 +5,11 @@ second are fetched again.
 """
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-from lensemble import backup, identity
+from lensemble import backup
 from lensemble.config import load
-from lensemble.state_dir import CHARGES, IDENTITY_NAME
-from lensemble.version import VERSION
+from lensemble.state_dir import CHARGES
 from lensemble_node.config import NodeConfig
 
 LEFT = ("models",)
@@ -24,15 +22,8 @@ def keep(config_file: Path, to: Path) -> tuple[backup.About, int]:
         ConfigError, StorageError: a file cannot be read or written.
     """
     config = load(config_file, NodeConfig)
-    about = backup.About(
-        schema=backup.SCHEMA,
-        part="node",
-        version=VERSION,
-        node=identity.load(config.state_dir / IDENTITY_NAME).node,
-        made=datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        config=config_file.name,
-        charged=any((config.state_dir / place).exists() for place in CHARGES),
-    )
+    charged = any((config.state_dir / place).exists() for place in CHARGES)
+    about = backup.about("node", config.state_dir, config_file, charged=charged)
 
     def gather(room: Path) -> list[backup.Member]:
         kept = backup.state_members(config.state_dir, LEFT, room)
