@@ -44,6 +44,11 @@ async def test_what_is_of_another_session_or_attempt_is_refused(tmp_path: Path) 
             assert isinstance(opening, messages.RoundOpen)
             await each.bind(opening)
         await hub.state(outer_round.Collecting)
+        # The states go out by tasks of their own: what a session does is at rest only after.
+        activities = [hub.rounds.sessions[each.me.node].activity for each in (one, two)]
+        with trio.fail_after(30):
+            while any(activity.phase != "fetching" for activity in activities):
+                await trio.testing.wait_all_tasks_blocked(0.001)
         fields = {"federation": opening.federation, "epoch": one.welcome.epoch}
         for kind in FENCED:
             for wrong in (
