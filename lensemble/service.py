@@ -15,6 +15,10 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+# Before numpy is loaded.  Its BLAS keeps a thread for each core, and these wait for work by
+# spinning; what daemons ask of it are dot products of a few hundred thousand numbers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from lensemble import files, identity, logs
 from lensemble.config import differing
 from lensemble.errors import LensembleError
@@ -116,7 +120,7 @@ def run(program: Program, path: Path, config: Configured, notifier: Notifier) ->
     that begins with ``fatal:`` and status 1; a fault of the program with its traceback before that.
     """
     os.umask(PRIVATE_UMASK)
-    _share_one_heap()
+    share_one_heap()
     _use_all_descriptors()
     logs.configure(config.log.level, config.log.format)
     sys.excepthook = _last_words
@@ -130,7 +134,7 @@ def run(program: Program, path: Path, config: Configured, notifier: Notifier) ->
     return status
 
 
-def _share_one_heap() -> None:
+def share_one_heap() -> None:
     """Keep memory from growing with threads and nodes, and from being faulted in for each chunk.
 
     glibc gives each thread a heap of its own and keeps in it what chunks leave behind.
