@@ -23,7 +23,7 @@ SMALL_MEGABYTES, SMALL_ROUNDS = 10, 20
 """Rounds of small models are short: more of them are counted."""
 
 MAX_ROUNDS_AFTER_KILL = 10_000
-ASK_PAUSE_S = 0.02
+ASK_PAUSE_S = 0.05
 PHASES = ("open", "collecting", "aggregating", "aligning", "committing")
 
 
@@ -162,10 +162,11 @@ def measure(setting: Setting, place: Path) -> dict[str, Any]:
         names = ["server", *(f"node-{n}" for n in range(setting.nodes))]
         peaks = Peaks(dict(zip(names, here.pids, strict=True)))
         asking = Asking(here.hub)
-        before = cpu_s(*here.pids)
+        before, of_server = cpu_s(*here.pids), cpu_s(here.hub.pid)
         with peaks.watched(), asking.all_along():
             here.run(counted + 1)
         spent = cpu_s(*here.pids) - before
+        of_server = cpu_s(here.hub.pid) - of_server
     watched = here.watched()
     closed = watched["closed"][-counted - 1 :]
     took = [after["at"] - each["at"] for each, after in pairwise(closed)]
@@ -178,6 +179,7 @@ def measure(setting: Setting, place: Path) -> dict[str, Any]:
         "server_and_spool_mib": peaks.mib_with_spool("server"),
         "node_mib": max(peaks.mib(name) for name in names[1:]),
         "cpu_s": round(spent / (counted + 1), 3),
+        "server_cpu_s": round(of_server / (counted + 1), 3),
         "down": round((closed[-1]["sent_bytes"] - closed[0]["sent_bytes"]) / each_round, 3),
         "up": round((closed[-1]["received_bytes"] - closed[0]["received_bytes"]) / each_round, 3),
         "loop_late_ms_p99": round(1e3 * statistics.quantiles(late, n=100)[98], 2),

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,11 @@ from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-LOOK_S = 0.05
+LOOK_S, SEARCH_S = 0.2, 1.0
+"""Between looks at the processes that are known, and between searches for more of them.
+
+To search is to read about every process of the machine, which takes CPU time from what is measured.
+"""
 BLOCK_BYTES = 512
 SPOOL = "/memfd:lensemble-"
 ARENA = "/memfd:lensemble-arena"
@@ -50,13 +55,24 @@ def cpu_s(*roots: int) -> float:
 
 def resident_bytes(root: int) -> int:
     """Resident sizes of the tree, added; memory that two processes map counts in each."""
-    pages = 0
-    for pid in tree(root):
-        try:
-            pages += int(_stat(pid)[21])
-        except OSError:
-            continue
-    return pages * PAGE_BYTES
+    return sum(map(_resident_bytes, tree(root)))
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def _most_resident_bytes(pid: int) -> int:
+    """The largest resident size that ``pid`` has ever had, by the kernel's own account."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("VmHWM:")]
+    return int(found[0]) << 10 if found else 0
 
 
 def spooled_bytes(pid: int) -> int:
@@ -73,10 +89,14 @@ def spooled_bytes(pid: int) -> int:
 
 
 class Peaks:
-    """The most that was seen of each of several trees."""
+    """The most that was seen of each of several trees, looking now and then.
+
+    It is at least what the kernel has counted for the largest process of the tree.
+    """
 
     def __init__(self, roots: dict[str, int]) -> None:
         self._roots = roots
+        self._trees: dict[str, list[int]] = {}
         self.resident = dict.fromkeys(roots, 0)
         self.with_spool = dict.fromkeys(roots, 0)
         self._over = threading.Event()
@@ -90,20 +110,39 @@ class Peaks:
     @contextmanager
     def watched(self) -> Iterator["Peaks"]:
         """Look all along, in a thread."""
-        looking = threading.Thread(target=self._look)
+        self._search()
+        looking = threading.Thread(target=self._keep_looking)
         looking.start()
         try:
             yield self
         finally:
             self._over.set()
             looking.join()
+            self._search()
+
+    def _keep_looking(self) -> None:
+        searched = time.monotonic()
+        while not self._over.wait(LOOK_S):
+            if time.monotonic() - searched > SEARCH_S:
+                self._search()
+                searched = time.monotonic()
+            self._look()
+
+    def _search(self) -> None:
+        """Find the processes, and take what the kernel has counted of each."""
+        for name, root in self._roots.items():
+            self._trees[name] = tree(root)
+            most = max(map(_most_resident_bytes, self._trees[name]))
+            self._note(name, most, 0)
 
     def _look(self) -> None:
-        while not self._over.wait(LOOK_S):
-            for name, root in self._roots.items():
-                try:
-                    now, spooled = resident_bytes(root), spooled_bytes(root)
-                except OSError:
-                    continue
-                self.resident[name] = max(self.resident[name], now)
-                self.with_spool[name] = max(self.with_spool[name], now + spooled)
+        for name, root in self._roots.items():
+            try:
+                spooled = spooled_bytes(root)
+            except OSError:
+                continue
+            self._note(name, sum(map(_resident_bytes, self._trees[name])), spooled)
+
+    def _note(self, name: str, resident: int, spooled: int) -> None:
+        self.resident[name] = max(self.resident[name], resident)
+        self.with_spool[name] = max(self.with_spool[name], resident + spooled)

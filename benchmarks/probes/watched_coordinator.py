@@ -19,7 +19,7 @@ from lensemble_coord import daemon
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training.coordinator import RoundEnded
 
-PAUSE_S = 0.01
+PAUSE_S = 0.02
 MAX_SAMPLES = 200_000
 
 
