@@ -1,9 +1,9 @@
-"""What each of Shamir's shares over GF(2**128) counts for the secret, by Lagrange at zero.
+"""Polynomials over GF(2**128): their values, and what each share counts for the value at zero.
 
 The weights depend on the indices of the shares alone, which are small and the same for most secrets
 of a round: they are kept, and a secret costs one product for each share.  Nothing here is secret
-from whoever calls it: they have the shares.  The field is that of pycryptodome's shares, a bit for
-each coefficient, modulo x**128 + x**7 + x**2 + x + 1.
+from whoever calls it: they have the shares, or deal them.  The field is that of pycryptodome's
+shares, a bit for each coefficient, modulo x**128 + x**7 + x**2 + x + 1.
 """
 
 from collections.abc import Iterable
@@ -25,6 +25,14 @@ def times(a: int, b: int) -> int:
     while high := product >> _BITS:
         product = (product & _LOW) ^ high ^ (high << 1) ^ (high << 2) ^ (high << 7)
     return product
+
+
+def value_at(x: int, coefficients: Iterable[int]) -> int:
+    """The polynomial with these coefficients, the constant last, at ``x``; by Horner's rule."""
+    value = 0
+    for coefficient in coefficients:
+        value = times(value, x) ^ coefficient
+    return value
 
 
 def inverse(a: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lensemble.secagg.interpolation import inverse, times, weights
-from lensemble.secagg.shares import combine
+from lensemble.secagg.shares import combine, split
 
 HALF = 16
 SHARES = st.binary(min_size=2 * HALF, max_size=2 * HALF)
@@ -31,6 +31,16 @@ def test_what_the_library_makes_of_the_same_shares(shares: dict[int, bytes]) -> 
 def test_the_most_shares_that_a_secret_of_a_thousand_nodes_has() -> None:
     shares = {index: os.urandom(2 * HALF) for index in range(2, 32)}
     assert combine(shares) == combined_by_the_library(shares)
+
+
+@pytest.mark.parametrize(("holders", "quorum"), [(2, 1), (5, 3), (59, 30), (73, 37)])
+def test_the_library_reads_what_is_dealt_here(holders: int, quorum: int) -> None:
+    secret = os.urandom(2 * HALF)
+    shares = dict(enumerate(split(secret, holders, quorum), 1))
+    last = {index: shares[index] for index in sorted(shares)[-quorum:]}
+    assert combined_by_the_library(last) == secret
+    if quorum > 1:
+        assert combined_by_the_library(dict(list(last.items())[1:])) != secret
 
 
 @settings(max_examples=60, deadline=None)
