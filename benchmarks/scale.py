@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +36,7 @@ K = 12
 MOST = 1024
 """Nodes; also what the field has room for."""
 
+NODES_PER_PROCESS = 500
 PATIENCE_S = 600
 CAPACITY_BYTES = 1 << 16
 MIB = 1 << 20
@@ -70,24 +71,26 @@ def invite(hub: Daemon, nodes: int) -> str:
 
 
 @contextmanager
-def crowd(nodes: int, rounds: int, ticket: str, workload: Path) -> Iterator[IO[str]]:
-    """What the nodes say, a line at a time; they end with this process."""
-    ours, theirs = os.pipe()
-    command = [sys.executable, str(CROWD), str(nodes), str(rounds), ticket, str(workload)]
-    with os.fdopen(theirs, "wb") as log:
-        process = spawn(command, log)
-    try:
-        with os.fdopen(ours, encoding="utf-8") as lines:
-            yield lines
-    finally:
-        process.kill()
-        process.wait()
+def crowd(nodes: int, rounds: int, ticket: str, workload: Path) -> Iterator[list[IO[str]]]:
+    """What the processes of the nodes say, a line at a time; they end with this process."""
+    with ExitStack() as stack:
+        said = []
+        for first in range(0, nodes, NODES_PER_PROCESS):
+            ours, theirs = os.pipe()
+            part = [str(first), str(min(NODES_PER_PROCESS, nodes - first)), str(rounds)]
+            with os.fdopen(theirs, "wb") as log:
+                process = spawn([sys.executable, str(CROWD), *part, ticket, str(workload)], log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            said.append(stack.enter_context(os.fdopen(ours, encoding="utf-8")))
+        yield said
 
 
-def expect(lines: IO[str], word: str) -> None:
-    line = lines.readline()
-    if line.strip() != word:
-        raise RuntimeError(f"the crowd says {line + lines.read(4000)!r} instead of {word!r}")
+def expect(said: list[IO[str]], word: str) -> None:
+    for lines in said:
+        line = lines.readline()
+        if line.strip() != word:
+            raise RuntimeError(f"the crowd says {line + lines.read(4000)!r} instead of {word!r}")
 
 
 def measure(place: Path, nodes: int, rounds: int, aggregation: str) -> dict[str, float]:

@@ -1,12 +1,15 @@
-"""Many nodes in one process for ``scale.py``: ``crowd.py COUNT ROUNDS TICKET WORKLOAD``.
+"""Many nodes in one process for ``scale.py``: ``crowd.py FIRST COUNT ROUNDS TICKET WORKLOAD``.
 
 Each has an endpoint, a link and edges of its own over QUIC and speaks the protocol of a node; only
-training is left out, and the update is a constant.  It prints a line when all have joined, and one
-for each round, once all have seen it closed.
+training is left out, and the update is a constant.  What all of them are sent alike, this process
+reads and checks once.  It prints a line when all have joined, and one for each round, once all have
+seen it closed.
 """
 
+import gc
 import resource
 import sys
+from collections import OrderedDict
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,34 +19,78 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lensemble import identity, ticket
 from lensemble.config import load
+from lensemble.secagg.roster import Roster
 from lensemble.transport.driver import PeerAddress
 from lensemble.transport.iroh_driver import IrohDriver
-from lensemble.wire import messages
+from lensemble.wire import codec, messages
 from lensemble.workload import Workload
 from tests.coord.scripted_node import ScriptedNode  # it lies with the tests
 
 KNOCKING = 16
 BIND = "127.0.0.1:0"
 HEARTBEAT_S, LOST_S, DIAL_S = 2.0, 300.0, 60.0
-"""A thousand nodes share one process here: they may be slow to answer."""
+"""Hundreds of nodes share one process here: they may be slow to answer."""
+
+ALIKE_BYTES, ALIKE_KEPT = 4096, 8
+"""From this size on it pays to look whether another node was sent the same."""
+
+
+class Alike:
+    """What several nodes were sent alike, read once."""
+
+    def __init__(self) -> None:
+        self._read: OrderedDict[bytes, messages.FromCoordinator] = OrderedDict()
+        self._rosters: OrderedDict[tuple[int, int], tuple[messages.Roster, Roster]] = OrderedDict()
+
+    def read(self, payload: bytes) -> messages.FromCoordinator:
+        if len(payload) < ALIKE_BYTES:
+            return codec.decode_from_coordinator(payload)
+        found = self._read.get(payload)
+        if found is None:
+            found = self._read[payload] = codec.decode_from_coordinator(payload)
+            while len(self._read) > ALIKE_KEPT:
+                self._read.popitem(last=False)
+        return found
+
+    def roster(self, told: messages.Roster, make: "Member", opening: messages.RoundOpen) -> Roster:
+        at = (told.round, told.attempt)
+        known = self._rosters.get(at)
+        if known is None or known[0].members != told.members:
+            known = self._rosters[at] = told, ScriptedNode.roster_of(make, told, opening)
+            while len(self._rosters) > ALIKE_KEPT:
+                self._rosters.popitem(last=False)
+        return known[1]
+
+
+class Member(ScriptedNode):
+    """One of the crowd."""
+
+    alike: Alike
+
+    def read(self, payload: bytes) -> messages.FromCoordinator:
+        return self.alike.read(payload)
+
+    def roster_of(self, told: messages.Roster, opening: messages.RoundOpen) -> Roster:
+        return self.alike.roster(told, self, opening)
 
 
 class Crowd:
-    """``count`` nodes that take part in ``rounds`` rounds."""
+    """``count`` nodes from number ``first`` on that take part in ``rounds`` rounds."""
 
     def __init__(self, given: ticket.Ticket, terms: Workload, rounds: int) -> None:
         self._given = given
         self._terms = terms
         self._rounds = rounds
         self._knocking = trio.CapacityLimiter(KNOCKING)
+        self._alike = Alike()
         self._here = 0
         self._closed = [0] * rounds
         self._count = 0
 
-    async def live(self, count: int) -> None:
+    async def live(self, first: int, count: int) -> None:
         self._count = count
         async with trio.open_nursery() as nursery:
-            for number in range(count):
+            for number in range(first, first + count):
                 nursery.start_soon(self._one, number)
 
     async def _one(self, number: int) -> None:
@@ -56,8 +103,12 @@ class Crowd:
             dial_timeout_s=DIAL_S,
         )
         async with trio.open_nursery() as nursery:
-            await nursery.start(driver.run)
-            node = ScriptedNode(driver, me, self._terms, f"node-{number}")
+            async with self._knocking:
+                # To bind an endpoint collects garbage: not over all the nodes that are here.
+                gc.freeze()
+                await nursery.start(driver.run)
+            node = Member(driver, me, self._terms, f"node-{number}")
+            node.alike = self._alike
             peer = PeerAddress(self._given.coordinator, self._given.addresses)
             async with AsyncExitStack() as stack:
                 async with self._knocking:
@@ -82,12 +133,12 @@ class Crowd:
                 print(f"closed {number}", flush=True)
 
 
-async def main(count: int, rounds: int, text: str, workload: str) -> None:
+async def main(first: int, count: int, rounds: int, given: ticket.Ticket, workload: Path) -> None:
     _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
-    terms = load(Path(workload), Workload)
-    await Crowd(ticket.decode(text), terms, rounds).live(count)
+    await Crowd(given, load(workload, Workload), rounds).live(first, count)
 
 
 if __name__ == "__main__":
-    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    numbers = [int(each) for each in sys.argv[1:4]]
+    trio.run(main, *numbers, ticket.decode(sys.argv[4]), Path(sys.argv[5]))

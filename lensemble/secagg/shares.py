@@ -2,9 +2,9 @@
 
 Shamir's scheme as pycryptodome has it, over GF(2**128): each half of a secret is shared by itself,
 with coefficients from the operating system.  Polynomials are evaluated and interpolated here, to
-the same bits and in a fraction of the time; pycryptodome is what tests hold both to.  A share is also published as its SHA-256, so that whoever
-receives one sees at once whether it is the one that was dealt: a wrong share has exactly one author
-and nobody has to search for it.
+the same bits and in a fraction of the time; pycryptodome is what tests hold both to.  A share is
+also published as its SHA-256, so that whoever receives one sees at once whether it is the one that
+was dealt: a wrong share has exactly one author and nobody has to search for it.
 """
 
 import hashlib

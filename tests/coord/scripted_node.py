@@ -71,7 +71,7 @@ class ScriptedNode:
     async def _listen(self) -> None:
         while True:
             try:
-                message = codec.decode_from_coordinator(await self.link.receive())
+                message = self.read(await self.link.receive())
             except LinkLost:
                 return
             if isinstance(message, messages.Welcome):
@@ -81,6 +81,9 @@ class ScriptedNode:
             self.heard.append(message)
             self.news.set()
             self.news = trio.Event()
+
+    def read(self, payload: bytes) -> messages.FromCoordinator:
+        return codec.decode_from_coordinator(payload)
 
     async def wait_for(self, kind: type[msgspec.Struct], **fields: object) -> msgspec.Struct:
         """The first message of ``kind`` heard, now or later, with these fields; it is taken out."""
@@ -188,9 +191,7 @@ class ScriptedNode:
     async def deal(self, opening: messages.RoundOpen) -> None:
         """Answer the roster with shares."""
         told = await self.wait_for(messages.Roster, round=opening.round, attempt=opening.attempt)
-        keys = {each.node: public_keys(each.keys) for each in told.members}
-        context = Context(opening.federation, opening.round, opening.attempt)
-        self.roster = Roster(context, keys, told.threshold, opening.sketch_seed)
+        self.roster = self.roster_of(told, opening)
         self.dealt = self.drawn.deal(self.roster)
         dealing = self.dealt.dealing
         await self.say(
@@ -198,6 +199,11 @@ class ScriptedNode:
                 **self.fields(opening), commitments=dealing.commitments, sealed=dealing.sealed
             )
         )
+
+    def roster_of(self, told: messages.Roster, opening: messages.RoundOpen) -> Roster:
+        keys = {each.node: public_keys(each.keys) for each in told.members}
+        context = Context(opening.federation, opening.round, opening.attempt)
+        return Roster(context, keys, told.threshold, opening.sketch_seed)
 
     async def collect(self, opening: messages.RoundOpen) -> None:
         """Open the shares that come with the go-ahead."""
