@@ -28,6 +28,7 @@ from lensemble.logs import logger
 from lensemble.machine import ArmTimer, CancelTimer
 from lensemble.secagg.plan import FieldPlan
 from lensemble.wire import fence, messages
+from lensemble.wire.fanout import Fanout
 from lensemble_coord.config import CoordinatorConfig
 from lensemble_coord.training import budget, outer_round, record
 from lensemble_coord.training.aggregate import Addend
@@ -375,8 +376,9 @@ class Rounds:
     def _tell_opening(self, nodes: Iterable[NodeId]) -> None:
         if self._opening is None:
             return
+        opening = Fanout(self._opening)
         for session in self.present(nodes):
-            session.tell(msgspec.structs.replace(self._opening, epoch=session.epoch))
+            session.tell(opening)
 
     def present(self, nodes: Iterable[NodeId]) -> list[Session]:
         """The sessions of those of ``nodes`` that are here."""
@@ -670,9 +672,10 @@ class Rounds:
     def _tell_close(self, round_index: int, attempt: int, close: messages.RoundClose) -> None:
         self._opening = None
         self._masks.forget()
+        told = Fanout(close)
         for session in self.sessions.values():
             session.round_ended(round_index, attempt)
-            session.tell(msgspec.structs.replace(close, epoch=session.epoch))
+            session.tell(told)
 
     def _clear_spool(self) -> None:
         spooled, self._spooled = list(self._spooled.values()), {}

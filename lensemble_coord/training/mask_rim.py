@@ -10,6 +10,7 @@ from lensemble.errors import InvariantError, LensembleError, SecureAggregationEr
 from lensemble.ids import FederationId, NodeId
 from lensemble.secagg.plan import FieldPlan
 from lensemble.wire import messages
+from lensemble.wire.fanout import Fanout
 from lensemble_coord.training import outer_round, record
 from lensemble_coord.training.aggregate import Addend
 from lensemble_coord.training.masking import Leftover, Masking
@@ -74,17 +75,18 @@ class MaskRim:
         if at != self._at() or not isinstance(self._rim.state, outer_round.Sharing):
             return
         self._masking = masking
-        for session in self._rim.present(each.node for each in members):
-            session.tell(
-                messages.Roster(
-                    federation=self._federation,
-                    epoch=session.epoch,
-                    round=at[0],
-                    attempt=at[1],
-                    members=masking.members,
-                    threshold=threshold,
-                )
+        told = Fanout(
+            messages.Roster(
+                federation=self._federation,
+                epoch=0,
+                round=at[0],
+                attempt=at[1],
+                members=masking.members,
+                threshold=threshold,
             )
+        )
+        for session in self._rim.present(each.node for each in members):
+            session.tell(told)
 
     def start(self, nodes: Iterable[NodeId]) -> None:
         """Fix who takes part."""
@@ -101,16 +103,17 @@ class MaskRim:
             raise InvariantError("a sum is to be unmasked in an attempt that was not masked")
         self._masking.freeze(survivors)
         at = self._at()
-        for session in self._rim.present(survivors):
-            session.tell(
-                messages.UnmaskRequest(
-                    federation=self._federation,
-                    epoch=session.epoch,
-                    round=at[0],
-                    attempt=at[1],
-                    survivors=survivors,
-                )
+        told = Fanout(
+            messages.UnmaskRequest(
+                federation=self._federation,
+                epoch=0,
+                round=at[0],
+                attempt=at[1],
+                survivors=survivors,
             )
+        )
+        for session in self._rim.present(survivors):
+            session.tell(told)
 
     async def take(self, node: NodeId, message: MaskMessage) -> None:
         """Keep what ``node`` shares or reveals, if it is awaited; a wrong one is none."""

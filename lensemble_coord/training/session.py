@@ -38,6 +38,7 @@ from lensemble.transport.driver import Driver, Link
 from lensemble.transport.ends import ArenaLeases, RxEnd, TxEnd
 from lensemble.wire import codec, fence, messages
 from lensemble.wire.circle import MemberNote
+from lensemble.wire.fanout import Fanout
 from lensemble.wire.stages import BurstAnswer, StageAnswer
 from lensemble_coord.peers import Peers, Reach
 from lensemble_coord.training import outer_round
@@ -161,7 +162,7 @@ class Session:
         self.moved: Counter[str] = Counter()
         self.edge_faults = 0
         self.log = logger("session").bind(peer=name)
-        self._outbox, self._letters = trio.open_memory_channel[messages.FromCoordinator](
+        self._outbox, self._letters = trio.open_memory_channel[messages.FromCoordinator | Fanout](
             OUTBOX_MESSAGES
         )
         self._provisioned = trio.Event()
@@ -183,14 +184,14 @@ class Session:
 
     # ---- what the rounds tell it ----
 
-    def tell(self, message: messages.FromCoordinator) -> None:
+    def tell(self, message: messages.FromCoordinator | Fanout) -> None:
         """Queue ``message``; a node that does not read is cut off rather than waited for."""
         try:
             self._outbox.send_nowait(message)
         except trio.WouldBlock:
             self._cut_off("outbox_full", f"{OUTBOX_MESSAGES} messages are waiting to be read")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.log.debug("session.late_message", message=type(message).__name__)
+            self.log.debug("session.late_message", message=_kind(message))
 
     def refuse(self, code: str, reason: str, remediation: str = "") -> None:
         """Count a refusal and tell the node."""
@@ -264,12 +265,17 @@ class Session:
 
     async def _post(self) -> None:
         async for message in self._letters:
-            reached("message.made", type(message).__name__)
+            kind = _kind(message)
+            reached("message.made", kind)
+            if isinstance(message, Fanout):
+                payload = message.payload(self.epoch)
+            else:
+                payload = codec.encode(message)
             try:
-                await self.link.send(codec.encode(message))
+                await self.link.send(payload)
             except LinkLost:
                 return
-            reached("message.sent", type(message).__name__)
+            reached("message.sent", kind)
 
     def part(self, code: str, reason: str) -> None:
         """End the session because the coordinator's operator wants it."""
@@ -657,6 +663,10 @@ class Session:
                 complete.signature,
             )
         )
+
+
+def _kind(message: messages.FromCoordinator | Fanout) -> str:
+    return message.kind if isinstance(message, Fanout) else type(message).__name__
 
 
 def edge_pause_s(faults: int) -> float:
