@@ -65,7 +65,7 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def _most_resident_bytes(pid: int) -> int:
+def most_resident_bytes(pid: int) -> int:
     """The largest resident size that ``pid`` has ever had, by the kernel's own account."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
@@ -132,7 +132,7 @@ class Peaks:
         """Find the processes, and take what the kernel has counted of each."""
         for name, root in self._roots.items():
             self._trees[name] = tree(root)
-            most = max(map(_most_resident_bytes, self._trees[name]))
+            most = max(map(most_resident_bytes, self._trees[name]))
             self._note(name, most, 0)
 
     def _look(self) -> None:

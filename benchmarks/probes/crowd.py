@@ -1,4 +1,4 @@
-"""Many nodes in one process for ``scale.py``: ``crowd.py FIRST COUNT ROUNDS TICKET WORKLOAD``.
+"""Many nodes in one process for ``scale.py``: ``crowd.py FIRST COUNT ROUNDS BEAT TICKET WORKLOAD``.
 
 Each has an endpoint, a link and edges of its own over QUIC and speaks the protocol of a node; only
 training is left out, and the update is a constant.  What all of them are sent alike, this process
@@ -28,7 +28,7 @@ from tests.coord.scripted_node import ScriptedNode  # it lies with the tests
 
 KNOCKING = 16
 BIND = "127.0.0.1:0"
-HEARTBEAT_S, LOST_S, DIAL_S = 2.0, 300.0, 60.0
+LOST_S, DIAL_S = 300.0, 60.0
 """Hundreds of nodes share one process here: they may be slow to answer."""
 
 ALIKE_BYTES, ALIKE_KEPT = 4096, 8
@@ -75,20 +75,21 @@ class Member(ScriptedNode):
 
 
 class Crowd:
-    """``count`` nodes from number ``first`` on that take part in ``rounds`` rounds."""
+    """Nodes that take part in ``rounds`` rounds, with ``beat_s`` between heartbeats."""
 
-    def __init__(self, given: ticket.Ticket, terms: Workload, rounds: int) -> None:
+    def __init__(self, given: ticket.Ticket, terms: Workload, rounds: int, beat_s: float) -> None:
+        self._beat_s = beat_s
         self._given = given
         self._terms = terms
         self._rounds = rounds
-        self._knocking = trio.CapacityLimiter(KNOCKING)
         self._alike = Alike()
         self._here = 0
         self._closed = [0] * rounds
         self._count = 0
 
     async def live(self, first: int, count: int) -> None:
-        self._count = count
+        """Be the ``count`` nodes from number ``first`` on."""
+        self._count, self._knocking = count, trio.CapacityLimiter(KNOCKING)
         async with trio.open_nursery() as nursery:
             for number in range(first, first + count):
                 nursery.start_soon(self._one, number)
@@ -98,7 +99,7 @@ class Crowd:
         driver = IrohDriver(
             me,
             (BIND,),
-            heartbeat_s=HEARTBEAT_S,
+            heartbeat_s=self._beat_s,
             heartbeat_timeout_s=LOST_S,
             dial_timeout_s=DIAL_S,
         )
@@ -133,12 +134,14 @@ class Crowd:
                 print(f"closed {number}", flush=True)
 
 
-async def main(first: int, count: int, rounds: int, given: ticket.Ticket, workload: Path) -> None:
+async def main(first: int, count: int, crowd: Crowd) -> None:
     _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
-    await Crowd(given, load(workload, Workload), rounds).live(first, count)
+    await crowd.live(first, count)
 
 
 if __name__ == "__main__":
-    numbers = [int(each) for each in sys.argv[1:4]]
-    trio.run(main, *numbers, ticket.decode(sys.argv[4]), Path(sys.argv[5]))
+    _, lowest, number, turns, beat, invitation, workload = sys.argv
+    terms = load(Path(workload), Workload)
+    everyone = Crowd(ticket.decode(invitation), terms, int(turns), float(beat))
+    trio.run(main, int(lowest), int(number), everyone)
