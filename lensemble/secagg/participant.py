@@ -44,8 +44,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 def unmask_payload(roster: Roster, survivors: Iterable[NodeId], shares: bytes) -> bytes:
     """The bytes a participant signs with its answer: for whom it answered, and with what."""
-    names = b"".join(node_bytes(node) for node in sorted(survivors))
-    digests = (hashlib.sha256(names).digest(), hashlib.sha256(shares).digest())
+    return unmask_payload_of(roster, survivors_digest(survivors), shares)
+
+
+def survivors_digest(survivors: Iterable[NodeId]) -> bytes:
+    """SHA-256 of a set of survivors, for ``unmask_payload_of``: 32 bytes."""
+    return hashlib.sha256(b"".join(node_bytes(node) for node in sorted(survivors))).digest()
+
+
+def unmask_payload_of(roster: Roster, survivors: bytes, shares: bytes) -> bytes:
+    """``unmask_payload`` of a set known by its digest, which many answers have in common."""
+    digests = (survivors, hashlib.sha256(shares).digest())
     return tagged("unmask", roster.context, bytes.fromhex(roster.digest), *digests)
 
 

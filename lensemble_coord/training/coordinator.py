@@ -49,6 +49,11 @@ MAX_UNRECORDED = 256
 MAX_NODES_NOTED = 32
 """Contributors of a round that have an event of their own; only so many events are kept."""
 
+MAX_NAMED = 16
+"""Nodes that the log names of those that a round waits for; with more sessions than these it says
+why at each step of the round, and else once in so many seconds."""
+SAY_PAUSE_S = 1.0
+
 MAX_NEWS = 256
 """Finished attempts and runs that are remembered for those who watch."""
 
@@ -156,7 +161,7 @@ class Rounds:
         self._nursery: trio.Nursery
         self._timers: Timers
         self._asking = trio.Lock()
-        self._said = ""
+        self._said, self._said_at = "", 0.0
 
     def _ground(self) -> outer_round.Ground:
         rules = self.config.rounds
@@ -247,7 +252,7 @@ class Rounds:
             self.since = now
         if isinstance(state, outer_round.Collecting | outer_round.Committing):
             self._left_out = state.dropped
-        self._say_why()
+        self._say_why(entered=type(before) is not type(state))
         self.announce_change()
 
     def announce_change(self) -> None:
@@ -255,20 +260,26 @@ class Rounds:
         self.changed.set()
         self.changed = trio.Event()
 
-    def _say_why(self) -> None:
+    def _say_why(self, *, entered: bool) -> None:
+        """Log why the round is where it is; of a large one, not at every word of every node."""
+        now, many = trio.current_time(), len(self.sessions) > MAX_NAMED
+        if many and not entered and now < self._said_at + SAY_PAUSE_S:
+            return
         waiting = outer_round.waiting(self.state)
         ground = self.state.ground
         where = f"{outer_round.public_state(self.state)}:{ground.round}:{ground.attempt}"
         said = f"{where}: {waiting.reason}"
         if said != self._said:
-            self._said = said
+            self._said, self._said_at = said, now
+            more = len(waiting.on) - MAX_NAMED
+            named = [self.name(node) for node in waiting.on[:MAX_NAMED]]
             self.log.info(
                 "round.state",
                 state=str(outer_round.public_state(self.state)),
                 round=ground.round,
                 attempt=ground.attempt,
                 reason=waiting.reason,
-                on=", ".join(self.name(node) for node in waiting.on),
+                on=", ".join([*named, *([f"and {more} more"] if more > 0 else [])]),
             )
 
     def name(self, node: NodeId) -> str:
@@ -460,7 +471,7 @@ class Rounds:
             return f"the update is of round {round_index} attempt {attempt}, {where}"
         if not isinstance(state, outer_round.Collecting):
             return f"the round is {outer_round.public_state(state)}"
-        if node not in outer_round.outstanding(state):
+        if not outer_round.may_send(state, node):
             return "this node is not expected to send in this attempt"
         return ""
 

@@ -15,7 +15,7 @@ from lensemble.errors import SecureAggregationError
 from lensemble.ids import FederationId, NodeId
 from lensemble.secagg.keys import Context, PublicKeys
 from lensemble.secagg.masks import MaskStream, Term
-from lensemble.secagg.participant import Answer, unmask_payload
+from lensemble.secagg.participant import Answer, survivors_digest, unmask_payload_of
 from lensemble.secagg.plan import WORD_BYTES, FieldPlan
 from lensemble.secagg.roster import Roster
 from lensemble.secagg.shares import Dealing, check_dealing, envelopes_for
@@ -71,6 +71,7 @@ class Masking:
         self.roster = Roster(Context(*at), keys, threshold, round_seed)
         self._dealings: dict[NodeId, Dealing] = {}
         self._recovery: Recovery | None = None
+        self._survivors = b""
         self._revealed: Revealed | None = None
 
     def take(self, node: NodeId, message: messages.Shares | messages.UnmaskAnswer) -> None:
@@ -115,6 +116,7 @@ class Masking:
             MaskingFault: fewer than the threshold.
         """
         self._recovery = Recovery(self.roster, self._dealings, tuple(survivors))
+        self._survivors = survivors_digest(self._recovery.survivors)
 
     def take_answer(self, node: NodeId, message: messages.UnmaskAnswer) -> None:
         """Keep the shares that ``node`` reveals.
@@ -124,7 +126,7 @@ class Masking:
             SecureAggregationError: nothing was asked.
         """
         recovery = self._asked()
-        payload = unmask_payload(self.roster, recovery.survivors, message.shares)
+        payload = unmask_payload_of(self.roster, self._survivors, message.shares)
         if not identity.verify(node, message.signature, payload):
             raise SecureAggregationError(
                 f"the answer of {node} is not signed for the survivors that were asked about"

@@ -15,7 +15,9 @@ Only ``Committing -> Closed`` moves the global digest.  The contributors are fix
 (round, attempt) it was said for; a word for another one is refused and the state does not move.
 """
 
+from bisect import bisect_left
 from enum import StrEnum
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -173,8 +175,8 @@ class Sharing(msgspec.Struct, frozen=True, tag=True):
 class Collecting(msgspec.Struct, frozen=True, tag=True):
     """``expected`` may contribute; ``announced`` and ``arrived`` are halves of a contribution.
 
-    ``advances`` are of all expected, in that order; ``checks`` counts how often they were looked
-    at.
+    ``expected`` are sorted, ``advances`` of all of them in that order; ``checks`` counts how often
+    they were looked at.
     """
 
     ground: Ground
@@ -748,6 +750,11 @@ def _bind(state: Open, event: Committed) -> Step[State, Action]:
 
 
 def _consider_collect(state: Open) -> Step[State, Action]:
+    ground = state.ground
+    asked = len(ground.here) - len(ground.resting) - len(state.declined)
+    enough = len(state.bound) >= _needed_to_collect(ground.rules)
+    if asked > len(state.bound) and enough == state.graced and not state.hurry:
+        return state, ()  # some are outstanding: nobody need be counted by name, see ``quorum``
     match _open_verdict(state):
         case quorum.Enough():
             bound = tuple(sorted(state.bound, key=lambda b: b.node))
@@ -820,12 +827,19 @@ def _due_to_share(state: Sharing) -> frozenset[NodeId]:
 
 
 def _sharing_verdict(state: Sharing, *, hurry: bool) -> quorum.Verdict:
-    need = max(state.ground.rules.quorum, state.threshold)
+    need = _needed_to_share(state)
     return quorum.to_share(need, frozenset(state.shared), _due_to_share(state), hurry=hurry)
+
+
+def _needed_to_share(state: Sharing) -> int:
+    return max(state.ground.rules.quorum, state.threshold)
 
 
 def _consider_masked_collect(state: Sharing, *, hurry: bool) -> Step[State, Action]:
     ground = state.ground
+    possible = len(state.bound) - len(state.dropped)
+    if not hurry and quorum.surely_waits(_needed_to_share(state), len(state.shared), possible):
+        return state, ()
     silence = f"no mask shares within {ground.rules.share_timeout_s:g} s"
     late = sorted(_due_to_share(state)) if hurry else ()
     dropped = (*state.dropped, *(Dropped(n, "timeout", silence) for n in late))
@@ -864,6 +878,9 @@ def _unmask_verdict(state: Unmasking, *, hurry: bool) -> quorum.Verdict:
 
 
 def _consider_sum(state: Unmasking, *, hurry: bool) -> Step[State, Action]:
+    possible = len(state.contributors) - len(state.gone)
+    if not hurry and quorum.surely_waits(state.threshold, len(state.answered), possible):
+        return state, ()
     match _unmask_verdict(state, hurry=hurry):
         case quorum.Enough():
             aggregating = Aggregating(state.ground, state.contributors, state.dropped)
@@ -880,9 +897,12 @@ def _open_verdict(state: Open) -> quorum.Enough | quorum.NotYet:
     declined = {d.node for d in state.declined}
     bound = frozenset(b.node for b in state.bound)
     asked = frozenset(n for n in state.ground.asked if n not in declined) | bound
-    rules = state.ground.rules
-    k = max(rules.quorum, rules.threshold) if rules.masked else rules.quorum
+    k = _needed_to_collect(state.ground.rules)
     return quorum.to_collect(k, asked, bound, hurry=state.hurry)
+
+
+def _needed_to_collect(rules: Rules) -> int:
+    return max(rules.quorum, rules.threshold) if rules.masked else rules.quorum
 
 
 def _announce(state: Collecting, event: UpdateAnnounced) -> Step[State, Action]:
@@ -970,12 +990,11 @@ def _progress(state: State, event: Progressed) -> Step[State, Action]:
     at = (event.round, event.attempt)
     if not isinstance(state, Collecting) or at != (state.ground.round, state.ground.attempt):
         return state, ()
-    advances = tuple(
-        patience.further(each, event.phase, event.done, event.total)
-        if each.node == event.node
-        else each
-        for each in state.advances
-    )
+    place = bisect_left(state.advances, event.node, key=attrgetter("node"))
+    if place == len(state.advances) or state.advances[place].node != event.node:
+        return state, ()
+    advance = patience.further(state.advances[place], event.phase, event.done, event.total)
+    advances = (*state.advances[:place], advance, *state.advances[place + 1 :])
     return replace(state, advances=advances), ()
 
 
@@ -999,6 +1018,14 @@ def _check_progress(state: Collecting) -> Step[State, Action]:
     return after, (*drops, *actions, *more)
 
 
+def may_send(state: Collecting, node: NodeId) -> bool:
+    """Whether ``node`` may still send an update: it is one of the ``outstanding``."""
+    place = bisect_left(state.expected, node, key=attrgetter("node"))
+    if place == len(state.expected) or state.expected[place].node != node:
+        return False
+    return all(each.node != node for settled in (state.verified, state.dropped) for each in settled)
+
+
 def outstanding(state: Collecting) -> frozenset[NodeId]:
     """Who may still send an update."""
     settled = {c.node for c in state.verified} | {d.node for d in state.dropped}
@@ -1012,14 +1039,23 @@ def awaited(state: Collecting) -> tuple[patience.Advance, ...]:
 
 
 def _collecting_verdict(state: Collecting, *, hurry: bool) -> quorum.Verdict:
-    # Only those who contributed can unmask, so fewer than the threshold of them are in vain.
-    k = max(state.ground.rules.quorum, state.threshold)
+    k = _needed_to_aggregate(state)
     verified = frozenset(c.node for c in state.verified)
     return quorum.to_aggregate(k, verified, outstanding(state), hurry=hurry)
 
 
+def _needed_to_aggregate(state: Collecting) -> int:
+    # Only those who contributed can unmask, so fewer than the threshold of them are in vain.
+    return max(state.ground.rules.quorum, state.threshold)
+
+
 def _consider_aggregate(state: Collecting, *, hurry: bool) -> Step[State, Action]:
     ground = state.ground
+    possible = len(state.expected) - len(state.dropped)
+    if not hurry and quorum.surely_waits(
+        _needed_to_aggregate(state), len(state.verified), possible
+    ):
+        return state, ()
     late = outstanding(state)
     match _collecting_verdict(state, hurry=hurry):
         case quorum.Enough():

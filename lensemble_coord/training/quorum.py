@@ -36,6 +36,14 @@ class TooFew(msgspec.Struct, frozen=True, tag=True):
 Verdict: TypeAlias = Enough | NotYet | TooFew
 
 
+def surely_waits(need: int, have: int, possible: int) -> bool:
+    """Whether counts alone say ``NotYet``, as they do at nearly every word of a large round.
+
+    ``have`` are settled, of at least ``possible`` who may still be.  False where names decide.
+    """
+    return have < possible and possible >= need
+
+
 def to_collect(
     quorum: int, asked: frozenset[NodeId], bound: frozenset[NodeId], *, hurry: bool
 ) -> Enough | NotYet:

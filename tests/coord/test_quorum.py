@@ -173,3 +173,14 @@ def test_to_aggregate_never_gives_up_what_can_still_succeed(
             assert not hurry
             assert possible >= k
             assert set(on) == late
+
+
+@given(SETS, SETS, SETS, st.integers(0, 8))
+def test_counts_alone_say_that_a_round_waits_only_where_names_do(
+    expected: frozenset[NodeId], settled: frozenset[NodeId], gone: frozenset[NodeId], need: int
+) -> None:
+    have = (settled & expected) - gone
+    due = expected - have - gone
+    if quorum.surely_waits(need, len(have), len(expected) - len(gone)):
+        for decide in (quorum.to_share, quorum.to_unmask, quorum.to_aggregate):
+            assert isinstance(decide(need, have, due, hurry=False), NotYet)
