@@ -64,23 +64,24 @@ class Secrets:
                 "Have the coordinator's operator raise `rounds.secure_agg_threshold` to the "
                 "workload's `privacy.cohort`.",
             )
-        self._check(message)
-        keys = {each.node: _public(each.keys) for each in message.members}
+        members = message.members
+        self._check(members)
+        keys = {each.node: _public(each.keys) for each in members}
         roster = Roster(self.context, keys, message.threshold, self._seed)
         self._dealt = self._drawn.deal(roster)
         self._roster = roster
         return self._dealt.dealing
 
-    def _check(self, message: messages.Roster) -> None:
-        nodes = [each.node for each in message.members]
+    def _check(self, members: tuple[messages.RosterEntry, ...]) -> None:
+        nodes = [each.node for each in members]
         if nodes != sorted(set(nodes)):
             raise SecureAggregationError("the roster is not sorted, or names a node twice")
-        mine = [each.keys for each in message.members if each.node == self._me]
+        mine = [each.keys for each in members if each.node == self._me]
         if mine != [self.keys]:
             raise SecureAggregationError(
                 "the roster does not carry the keys that this node committed to"
             )
-        for each in message.members:
+        for each in members:
             if not identity.verify(each.node, each.signature, self._signed(each)):
                 raise SecureAggregationError(
                     f"the roster gives keys of {each.node} that it did not sign for this attempt"

@@ -670,7 +670,7 @@ Considered: TypeAlias = attempt.Deal | attempt.OpenShares | attempt.Decide
 def _size(wanted: Considered) -> int:
     match wanted:
         case attempt.Deal(roster=roster):
-            return len(roster.members)
+            return roster.count
         case attempt.OpenShares(envelopes=envelopes):
             return len(envelopes)
         case attempt.Decide():

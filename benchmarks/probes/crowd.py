@@ -55,7 +55,7 @@ class Alike:
     def roster(self, told: messages.Roster, make: "Member", opening: messages.RoundOpen) -> Roster:
         at = (told.round, told.attempt)
         known = self._rosters.get(at)
-        if known is None or known[0].members != told.members:
+        if known is None or known[0].rows != told.rows:
             known = self._rosters[at] = told, ScriptedNode.roster_of(make, told, opening)
             while len(self._rosters) > ALIKE_KEPT:
                 self._rosters.popitem(last=False)

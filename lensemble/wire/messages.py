@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from lensemble.edge.spec import EdgeSpec
-from lensemble.ids import Digest
+from lensemble.ids import Digest, NodeId
 from lensemble.params import MAX_TENSORS
+from lensemble.wire import roster_rows
 from lensemble.wire.circle import CircleOrder, MemberNote, Reached
 from lensemble.wire.fence import (
     MAX_PARTICIPANTS,
@@ -195,7 +197,7 @@ class Commitment(OfRound, frozen=True, kw_only=True, tag=True):
     signature: Signature
 
 
-class RosterEntry(Message, frozen=True, kw_only=True):
+class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A bound participant as all others must see it: its keys, under its own signature."""
 
     node: NodeKey
@@ -206,10 +208,50 @@ class RosterEntry(Message, frozen=True, kw_only=True):
 
 
 class Roster(OfRound, frozen=True, kw_only=True, tag=True):
-    """Masked only: who is bound, sorted by node.  Answered by ``Shares``."""
+    """Masked only: who is bound, sorted by node.  Answered by ``Shares``.
 
-    members: Annotated[tuple[RosterEntry, ...], Meta(max_length=MAX_PARTICIPANTS)]
+    Everybody has to see all of it: from all keys together follows who masks with whom.
+    """
+
+    rows: Annotated[bytes, Meta(max_length=MAX_PARTICIPANTS * roster_rows.ROW_BYTES)]
+    """Of the members, see ``roster_rows``; make them with ``rows_of``."""
     threshold: Annotated[int, Meta(ge=1, le=MAX_PARTICIPANTS)]
+
+    def __post_init__(self) -> None:
+        if len(self.rows) % roster_rows.ROW_BYTES:
+            raise ValueError(f"{len(self.rows)} bytes are no whole number of rows")
+
+    @property
+    def members(self) -> tuple[RosterEntry, ...]:
+        """The members, put together anew each time."""
+        return tuple(
+            RosterEntry(
+                node=NodeId(node),
+                dataset_root=Digest(root),
+                keys=MaskKeys(mask_key=mask, share_key=share, self_commitment=own),
+                signature=signature,
+            )
+            for node, root, mask, share, own, signature in roster_rows.unpacked(self.rows)
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) // roster_rows.ROW_BYTES
+
+
+def rows_of(members: Iterable[RosterEntry]) -> bytes:
+    """What ``Roster.rows`` says of ``members``."""
+    return roster_rows.packed(
+        (
+            each.node,
+            each.dataset_root,
+            each.keys.mask_key,
+            each.keys.share_key,
+            each.keys.self_commitment,
+            each.signature,
+        )
+        for each in members
+    )
 
 
 class Shares(OfRound, frozen=True, kw_only=True, tag=True):

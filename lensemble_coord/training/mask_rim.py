@@ -81,7 +81,7 @@ class MaskRim:
                 epoch=0,
                 round=at[0],
                 attempt=at[1],
-                members=masking.members,
+                rows=messages.rows_of(masking.members),
                 threshold=threshold,
             )
         )

@@ -161,7 +161,7 @@ FROM_COORDINATOR: list[m.FromCoordinator] = [
     m.Teardown(**FENCE, edges=(1,)),
     OPENING,
     replace(OPENING, probe_hash=A),
-    m.Roster(**OF_ROUND, members=(MEMBER, replace(MEMBER, node=B)), threshold=2),
+    m.Roster(**OF_ROUND, rows=m.rows_of((MEMBER, replace(MEMBER, node=B))), threshold=2),
     m.Collect(**OF_ROUND, roster=(A, B), send_within_s=600.0),
     m.Collect(**OF_ROUND, roster=(A, B), send_within_s=600.0, envelopes=(SEALED,)),
     m.UnmaskRequest(**OF_ROUND, survivors=(A, B)),

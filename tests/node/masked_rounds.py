@@ -104,7 +104,7 @@ class Attempt:
             epoch=peer.session.epoch,
             round=self.at[0],
             attempt=self.at[1],
-            members=self.members if members is None else members,
+            rows=messages.rows_of(self.members if members is None else members),
             threshold=self.threshold if threshold is None else threshold,
         )
 

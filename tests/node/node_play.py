@@ -113,7 +113,7 @@ def roster(round_index: int = 0, attempt: int = 0, **changes: object) -> message
         "epoch": EPOCH,
         "round": round_index,
         "attempt": attempt,
-        "members": (entry(NODE), entry(OTHER)),
+        "rows": messages.rows_of((entry(NODE), entry(OTHER))),
         "threshold": 2,
     }
     return messages.Roster(**{**fields, **changes})  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ class Federation:
             epoch=EPOCH,
             round=0,
             attempt=0,
-            members=self.members if members is None else members,
+            rows=messages.rows_of(self.members if members is None else members),
             threshold=threshold,
         )
 

@@ -359,7 +359,8 @@ class CoordinatorHost(Host):
             if at != (ground.round, ground.attempt) or not isinstance(self.state, r.Sharing):
                 return
             self.roster = tuple(each.node for each in members)
-            told = messages.Roster(**self.fence, members=members, threshold=action.threshold)
+            rows = messages.rows_of(members)
+            told = messages.Roster(**self.fence, rows=rows, threshold=action.threshold)
             self.tell_all(self.roster, told)
             self._may_die("dies_masking", 0.1, 0.5, 2.0)
 
