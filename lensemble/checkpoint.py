@@ -89,6 +89,8 @@ def _encode_header(header: Header) -> bytes:
 class CheckpointWriter:
     """Writes one checkpoint under ``root``, piece by piece in order; leaving it early removes it.
 
+    Every piece is read back from the file and compared before it counts.
+
     Raises:
         StorageError: the file system refuses, or has no room for the whole of it.
     """
@@ -99,6 +101,7 @@ class CheckpointWriter:
         self._lineage = lineage
         self._running = ParameterDigest(layout)
         self._position = 0
+        self._back = memoryview(bytearray())
         preamble = safetensors_header(layout)
         self._data_offset = len(preamble)
         size = len(preamble) + layout.nbytes
@@ -106,12 +109,12 @@ class CheckpointWriter:
             files.make_directory(root)
             self._part = Path(tempfile.mkdtemp(prefix=PART_PREFIX, dir=root))
             reached("checkpoint.begun", lineage.kind)
-            self._fd = os.open(self._part / WEIGHTS_NAME, os.O_WRONLY | os.O_CREAT, 0o600)
+            self._fd = os.open(self._part / WEIGHTS_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with files.storage(root, size):
                 os.posix_fallocate(self._fd, 0, size)
-                files.write_all(self._fd, preamble, 0)
-        except StorageError:
+            self._put(0, memoryview(preamble))
+        except (StorageError, CheckpointIntegrityError):
             self.abandon()
             raise
 
@@ -128,18 +131,32 @@ class CheckpointWriter:
 
         Raises:
             ContractViolation: out of order, or past the end of the layout.
+            CheckpointIntegrityError: the file gives back something else.
             StorageError: the file system refuses.
         """
-        size = memoryview(piece).nbytes
+        raw = memoryview(piece)
+        size = raw.nbytes
         if offset != self._position or offset + size > self._layout.nbytes:
             raise ContractViolation(
                 f"bytes {offset} to {offset + size} of a checkpoint that stands at "
                 f"{self._position} of {self._layout.nbytes}"
             )
-        with files.storage(self._part, self._layout.nbytes):
-            files.write_all(self._fd, piece, self._data_offset + offset)
-        self._running.update(piece)
+        self._put(self._data_offset + offset, raw)
+        self._running.update(raw)
         self._position += size
+
+    def _put(self, at: int, piece: memoryview) -> None:
+        if len(self._back) < len(piece):
+            self._back = memoryview(bytearray(len(piece)))
+        back = self._back[: len(piece)]
+        with files.storage(self._part, self._layout.nbytes):
+            files.write_all(self._fd, piece, at)
+            files.read_exactly(self._fd, back, at)
+        if not _same(piece, back):
+            raise CheckpointIntegrityError(
+                f"{self._part / WEIGHTS_NAME}: bytes {at} to {at + len(piece)} are read back as "
+                "something else than was written"
+            )
 
     def commit(self) -> Digest:
         """Make it durable under its digest.
@@ -212,11 +229,13 @@ class Checkpoint:
         """Byte of the weights file at which the flat vector starts."""
         return len(self._preamble)
 
-    def pieces(self, start: int = 0, piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
-        """The flat vector from byte ``start``; a piece is valid until the next is asked for."""
+    def pieces(
+        self, start: int = 0, piece_bytes: int = PIECE_BYTES, kept: int = 1
+    ) -> Iterator[memoryview]:
+        """The flat vector from byte ``start``; a piece is valid until the ``kept``-th after it."""
         with files.storage(self.weights), self.weights.open("rb") as file:
-            end = self.data_offset + self.layout.nbytes
-            yield from files.read_pieces(file.fileno(), self.data_offset + start, end, piece_bytes)
+            begin, end = self.data_offset + start, self.data_offset + self.layout.nbytes
+            yield from files.read_pieces(file.fileno(), begin, end, piece_bytes, kept)
 
     def read(self) -> FlatParameters:
         """The whole vector in memory, float32 of shape ``(layout.size,)``; for small models."""
@@ -249,6 +268,12 @@ class Checkpoint:
                 f"{self.weights}: its bytes have the digest {running.hexdigest()}, "
                 f"{HEADER_NAME} and the directory say {self.header.digest}"
             )
+
+
+def _same(left: memoryview, right: memoryview) -> bool:
+    """Whether two pieces of one length are equal; ``memoryview`` compares byte by byte."""
+    words = np.uint64 if len(left) % 8 == 0 else np.uint8
+    return np.array_equal(np.frombuffer(left, dtype=words), np.frombuffer(right, dtype=words))
 
 
 def _first_difference(left: bytes, right: bytes) -> int:

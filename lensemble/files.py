@@ -1,6 +1,7 @@
 """Files that survive a crash: written aside, flushed, renamed, and their directory flushed."""
 
 import errno
+import itertools
 import os
 import shutil
 import tempfile
@@ -92,15 +93,16 @@ def read_exactly(fd: int, into: memoryview, offset: int) -> None:
 
 
 def read_pieces(
-    fd: int, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    fd: int, start: int, stop: int, piece_bytes: int = PIECE_BYTES, kept: int = 1
 ) -> Iterator[memoryview]:
-    """The bytes ``start`` to ``stop`` in order; each piece is valid until the next is asked for.
+    """The bytes ``start`` to ``stop`` in order; each is valid until the ``kept``-th after it.
 
     Reads, never maps, so that the resident size of the process does not follow the file's.
     """
-    buffer = memoryview(bytearray(min(piece_bytes, max(stop - start, 0))))
+    size = min(piece_bytes, max(stop - start, 0))
+    rooms = itertools.cycle([memoryview(bytearray(size)) for _ in range(kept)])
     for offset in range(start, stop, piece_bytes):
-        piece = buffer[: min(piece_bytes, stop - offset)]
+        piece = next(rooms)[: min(piece_bytes, stop - offset)]
         read_exactly(fd, piece, offset)
         yield piece
 

@@ -5,6 +5,7 @@ memory or disk shows before anything is built on it.  These functions block, and
 nearly all of their time; run them in a thread.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -296,10 +297,12 @@ class Part(NamedTuple):
     raw: memoryview
 
 
-def sum_parts(path: Path, plan: FieldPlan, coordinates: int) -> Generator[Part, None, None]:
+def sum_parts(
+    path: Path, plan: FieldPlan, coordinates: int, kept: int = 1
+) -> Generator[Part, None, None]:
     """The bytes of a stored sum, in parts of so many coordinates; the last one has the tail, too.
 
-    A part is valid until the next is asked for.
+    A part is valid until the ``kept``-th after it.
 
     Raises:
         AggregationError: the file is not as long as the plan says.
@@ -308,11 +311,12 @@ def sum_parts(path: Path, plan: FieldPlan, coordinates: int) -> Generator[Part, 
     size = plan.layout.size
     with files.storage(path), path.open("rb") as file:
         nbytes = _require_size(path, file.fileno(), plan)
-        room = memoryview(bytearray(min(nbytes, _most_bytes(plan, coordinates))))
+        most = min(nbytes, _most_bytes(plan, coordinates))
+        rooms = itertools.cycle([memoryview(bytearray(most)) for _ in range(kept)])
         for first in range(0, size, coordinates):
             last = min(size, first + coordinates)
             start, stop = plan.byte_of(first), plan.byte_of(last) if last < size else nbytes
-            raw = room[: stop - start]
+            raw = next(rooms)[: stop - start]
             files.read_exactly(file.fileno(), raw, start)
             yield Part(first, last - first, raw)
 

@@ -2,17 +2,17 @@
 
 The order is what makes it safe::
 
-    sum on disk -> next parameters and momentum on disk, read again -> one ledger record, which
+    sum on disk -> next parameters and momentum on disk, read back -> one ledger record, which
     is the commit -> what need not be kept is retired in the ledger, then deleted
 
 A crash before the record leaves orphans, which ``sweep`` removes; a crash after it loses nothing.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -28,19 +28,20 @@ from lensemble.errors import CheckpointIntegrityError
 from lensemble.files import PIECE_BYTES
 from lensemble.ids import Digest
 from lensemble.outer_step import OuterStep, step_terms
-from lensemble.params import PARAMETER_BYTES, ParameterDigest, ParamLayout
+from lensemble.params import PARAMETER_BYTES, FlatParameters, ParameterDigest, ParamLayout
 from lensemble.secagg.plan import FieldPlan
 from lensemble.secagg.scale import Moments, next_code, why_wide
 from lensemble.workload import Workload
 from lensemble_coord.training.aggregate import SUM_SUFFIX, Part, sum_parts
 from lensemble_coord.training.directory import StateDirectory
+from lensemble_coord.training.lanes import Lanes
 from lensemble_coord.training.ledger import Ledger
 from lensemble_coord.training.record import GENESIS_ROUND
 from lensemble_coord.training.rows import ArtifactKind
 
-HASHING_THREADS = 4
-PIECE_WORDS = PIECE_BYTES // PARAMETER_BYTES
-Result = TypeVar("Result")
+STEP_BYTES = PIECE_BYTES // 2
+"""Of a piece; three of each of five vectors are held, and stay in the heap from round to round."""
+PIECE_WORDS = STEP_BYTES // PARAMETER_BYTES
 KINDS: tuple[ArtifactKind, ...] = ("weights", "momentum", "sum")
 
 
@@ -77,109 +78,127 @@ def apply_outer_step(
 ) -> Prepared:
     """Take the outer step and write its results as checkpoints; the global state does not move.
 
-    Every input is hashed as it is used and every result is read again from the disk.
+    Every input is hashed as it is used, and every piece of the results is read back from its file
+    and compared with what the step came to.
 
     Raises:
-        CheckpointIntegrityError: an input or a result does not have its digest.
+        CheckpointIntegrityError: an input does not have its digest, or a result is not what a file
+            gives back.
         AggregationError: nobody contributed, or the result is not finite.
         StorageError: the file system refuses.
     """
-    step = OuterStep(step_terms(workload, inputs.contributors))
     weights_of = Lineage("weights", inputs.round_index, workload.digest, inputs.prior_digest)
     momentum_of = Lineage(
         "momentum", inputs.round_index, workload.digest, inputs.prior_momentum_digest
     )
+    plan = FieldPlan(layout, workload.room, inputs.plan)
+    moments = Moments(plan) if not why_wide(workload) else None
     with (
-        ThreadPoolExecutor(HASHING_THREADS, "outer-step") as pool,
         CheckpointWriter(directory.checkpoints, layout, weights_of) as weights,
         CheckpointWriter(directory.momentum, layout, momentum_of) as momentum,
+        Lanes(3, "outer-step") as lanes,
     ):
-        plan = FieldPlan(layout, workload.room, inputs.plan)
-        offset, read = 0, _Inputs(directory, plan, inputs, pool, follow=not why_wide(workload))
+        read = _Inputs(directory, plan, inputs, lanes.kept)
+        step = _Step(workload, plan, inputs.contributors, lanes.kept)
         for parameters, before, part in read.pieces():
-            w = np.frombuffer(parameters, dtype=np.float32).copy()
-            v = np.frombuffer(before, dtype=np.float32).copy()
-            step.apply_planned(w, v, plan, part.first, part.raw)
-            _together(
-                pool,
-                partial(weights.write, offset, w.data.cast("B")),
-                partial(momentum.write, offset, v.data.cast("B")),
+            w, v = step.take(parameters, before, part)
+            lanes.give(
+                partial(_through, read.prior, parameters, weights, w, part),
+                partial(_through, read.momentum, before, momentum, v, part),
+                partial(_look_at_sum, read.total, moments, part),
             )
-            offset += len(parameters)
-        next_digest, momentum_digest = _together(pool, weights.commit, momentum.commit)
-        _together(
-            pool,
-            open_checkpoint(directory.checkpoint(next_digest)).verify,
-            open_checkpoint(directory.momentum_of(momentum_digest)).verify,
+        lanes.finish()
+        read.require_digests()
+        next_digest, momentum_digest = _both(weights.commit, momentum.commit)
+    open_checkpoint(directory.checkpoint(next_digest))
+    open_checkpoint(directory.momentum_of(momentum_digest))
+    next_plan = b"" if moments is None else next_code(moments, inputs.contributors)
+    return Prepared(next_digest, momentum_digest, next_plan)
+
+
+def _through(
+    read: ParameterDigest,
+    used: memoryview,
+    written: CheckpointWriter,
+    result: FlatParameters,
+    part: Part,
+) -> None:
+    """Hash a piece of a vector as it was, and put it down as it is after the step."""
+    read.update(used)
+    written.write(part.first * PARAMETER_BYTES, result.data.cast("B"))
+
+
+def _look_at_sum(digest: SumDigest, moments: Moments | None, part: Part) -> None:
+    digest.update(part.raw)
+    if moments is not None:
+        moments.include(*part)
+
+
+def _both(one: Callable[[], Digest], other: Callable[[], Digest]) -> tuple[Digest, Digest]:
+    """The results of two calls that mostly wait for the disk."""
+    with ThreadPoolExecutor(1, "commit") as beside:
+        found = beside.submit(other)
+        return one(), found.result()
+
+
+class _Step:
+    """Takes the step piece by piece, into vectors that stay until ``kept`` pieces later."""
+
+    def __init__(self, workload: Workload, plan: FieldPlan, contributors: int, kept: int) -> None:
+        self._plan = plan
+        self._step = OuterStep(step_terms(workload, contributors), PIECE_WORDS)
+        self._rooms = itertools.cycle(
+            [np.empty((2, PIECE_WORDS), dtype=np.float32) for _ in range(kept)]
         )
-    return Prepared(next_digest, momentum_digest, read.next_plan)
 
-
-def _together(pool: ThreadPoolExecutor, *calls: Callable[[], Result]) -> list[Result]:
-    """The results of ``calls``, which hash or write and so release the GIL."""
-    return [future.result() for future in [pool.submit(call) for call in calls]]
+    def take(
+        self, parameters: memoryview, before: memoryview, part: Part
+    ) -> tuple[FlatParameters, FlatParameters]:
+        """Parameters and momentum after the step, from those before."""
+        w, v = next(self._rooms)[:, : part.coordinates]
+        np.copyto(w, np.frombuffer(parameters, dtype=np.float32))
+        np.copyto(v, np.frombuffer(before, dtype=np.float32))
+        self._step.apply_planned(w, v, self._plan, part.first, part.raw)
+        return w, v
 
 
 class _Inputs:
-    """The three vectors that go into a step, piece by piece, and what is derived from them.
+    """The three vectors that go into a step, piece by piece, and the digests of what was used.
 
-    That is their digests, and with ``follow`` the plan of the next round.
+    A piece is valid until the ``kept``-th after it.
     """
 
     def __init__(
-        self,
-        directory: StateDirectory,
-        plan: FieldPlan,
-        inputs: StepInputs,
-        pool: ThreadPoolExecutor,
-        *,
-        follow: bool,
+        self, directory: StateDirectory, plan: FieldPlan, inputs: StepInputs, kept: int
     ) -> None:
         layout = plan.layout
         self._inputs = inputs
-        self._pool = pool
-        prior = open_checkpoint(directory.checkpoint(inputs.prior_digest))
-        self._prior = prior.pieces()
-        self._velocity: Iterable[memoryview] = zeros(layout.nbytes)
+        state = open_checkpoint(directory.checkpoint(inputs.prior_digest))
+        self._parameters = state.pieces(0, STEP_BYTES, kept)
+        self._velocity: Iterable[memoryview] = zeros(layout.nbytes, STEP_BYTES)
         if inputs.prior_momentum_digest is not None:
-            momentum = open_checkpoint(directory.momentum_of(inputs.prior_momentum_digest))
-            self._velocity = momentum.pieces()
-        self._sums = sum_parts(directory.sum(inputs.field_sum_digest), plan, PIECE_WORDS)
-        self._moments = Moments(plan) if follow else None
-        self.next_plan = b""
-        self._digests: tuple[ParameterDigest | SumDigest, ...] = (
-            ParameterDigest(layout),
-            ParameterDigest(layout),
-            SumDigest(plan),
-        )
+            before = open_checkpoint(directory.momentum_of(inputs.prior_momentum_digest))
+            self._velocity = before.pieces(0, STEP_BYTES, kept)
+        self._sums = sum_parts(directory.sum(inputs.field_sum_digest), plan, PIECE_WORDS, kept)
+        self.prior = ParameterDigest(layout)
+        self.momentum = ParameterDigest(layout)
+        self.total = SumDigest(plan)
 
     def pieces(self) -> Iterator[tuple[memoryview, memoryview, Part]]:
-        """Parameters, momentum and sum; each piece is valid until the next is asked for.
+        """Parameters, momentum and sum."""
+        return zip(self._parameters, self._velocity, self._sums, strict=True)
+
+    def require_digests(self) -> None:
+        """All pieces were used: they must have been those that the inputs name.
 
         Raises:
-            CheckpointIntegrityError: at the end, if one of them does not have its digest.
+            CheckpointIntegrityError: one of the vectors does not have its digest.
         """
-        for pieces in zip(self._prior, self._velocity, self._sums, strict=True):
-            *vectors, part = pieces
-            hashing = [
-                self._pool.submit(digest.update, piece)
-                for digest, piece in zip(self._digests, (*vectors, part.raw), strict=True)
-            ]
-            if self._moments is not None:
-                hashing.append(self._pool.submit(self._moments.include, *part))
-            yield pieces
-            for future in hashing:
-                future.result()
-        self._require()
-        if self._moments is not None:
-            self.next_plan = next_code(self._moments, self._inputs.contributors)
-
-    def _require(self) -> None:
-        prior, momentum, field_sum = (digest.hexdigest() for digest in self._digests)
+        momentum = self.momentum.hexdigest()
         for name, found, due in (
-            ("prior parameters", prior, self._inputs.prior_digest),
+            ("prior parameters", self.prior.hexdigest(), self._inputs.prior_digest),
             ("prior momentum", momentum, self._inputs.prior_momentum_digest or momentum),
-            ("field sum", field_sum, self._inputs.field_sum_digest),
+            ("field sum", self.total.hexdigest(), self._inputs.field_sum_digest),
         ):
             if found != due:
                 raise CheckpointIntegrityError(

@@ -190,3 +190,28 @@ def test_the_header_of_a_layout_is_canonical() -> None:
     length = int.from_bytes(header[:8], "little")
     assert len(header) == 8 + length
     assert list(json.loads(header[8:]))[1:] == [t.name for t in LAYOUT.tensors]
+
+
+def test_a_file_that_gives_back_something_else_is_named(tmp_path: Path) -> None:
+    """Whatever lies between a process and its file, a piece counts only as it is read back."""
+    with CheckpointWriter(tmp_path, LAYOUT, LINEAGE) as writer:
+        writer.write(0, bytes(8))
+        # The file of the part is one that swallows what is written to it.
+        zero = os.open("/dev/zero", os.O_RDWR)
+        (part,) = tmp_path.iterdir()
+        target = str(part / WEIGHTS_NAME)
+        (held,) = (
+            int(each.name) for each in Path("/proc/self/fd").iterdir() if _leads_to(each, target)
+        )
+        os.dup2(zero, held)
+        os.close(zero)
+        with pytest.raises(CheckpointIntegrityError, match=r"bytes \d+ to \d+ are read back"):
+            writer.write(8, b"\x01" * 8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _leads_to(link: Path, target: str) -> bool:
+    try:
+        return os.readlink(link) == target
+    except OSError:
+        return False
