@@ -16,10 +16,19 @@ from lensemble.crash_points import reached
 from lensemble.errors import ContractViolation, FrameError, LensembleError, StorageError
 from lensemble.ids import Digest
 from lensemble.params import ParamLayout
+from lensemble.secagg.plan import WORD_BYTES
 from lensemble.wire.steps import TakenStep
 from lensemble.workload import Workload
 from lensemble_node.worker.state_store import Goal, Item, PartFile, StateStore
-from lensemble_node.worker.stepping import Stepping, end_of, start_of, stepped, sum_of
+from lensemble_node.worker.stepping import (
+    FileStepping,
+    MemoryStepping,
+    Stepping,
+    end_of,
+    start_of,
+    stepped,
+    sum_of,
+)
 
 
 class Held(NamedTuple):
@@ -63,10 +72,13 @@ class _Passed:
 
 
 class _Coming:
-    """One blob that is read and kept; a sum is stepped along as it comes."""
+    """One blob that is read; a sum is stepped along as it comes, all else is kept in ``part``.
+
+    So is a sum whose step would begin anew after a crash, to be read again.
+    """
 
     def __init__(
-        self, item: Item, reader: BlobReader, part: PartFile, stepping: Stepping | None
+        self, item: Item, reader: BlobReader, part: PartFile | None, stepping: Stepping | None
     ) -> None:
         self.item = item
         self.reader = reader
@@ -77,14 +89,16 @@ class _Coming:
         """Take the next chunk; whether it was the last, and the whole was right."""
         event = self.reader.feed(chunk)
         if isinstance(event, Data):
-            self._part.write(event.view, event.offset)
-            reached("state.written", self.item.kind)
+            if self._part is not None:
+                self._part.write(event.view, event.offset)
+                reached("state.written", self.item.kind)
             if self.stepping is not None:
                 self.stepping.feed(event.view)
         return isinstance(event, Complete)
 
     def close(self) -> None:
-        self._part.close()
+        if self._part is not None:
+            self._part.close()
         if self.stepping is not None:
             self.stepping.close()
 
@@ -109,6 +123,8 @@ class Inbound:
         self._blob: _Coming | _Passed | None = None
         self._now: _Wanted | None = None
         self._next: _Wanted | None = None
+        self._halfway: MemoryStepping | None = None
+        """A step in memory that was interrupted, and can go on."""
         self._distrusted: Goal | None = None
         """To which the steps, taken here, did not lead."""
         self.at: tuple[int, int] | None = None
@@ -127,10 +143,10 @@ class Inbound:
         _require_chain(steps, goal)
         self._next = None
         if self._store.holds(goal):
-            self._store.settle(goal)
+            self._settle(goal)
             return Held(self._store.goal_bytes(goal))
         missed = self._missed(goal, steps)
-        of_sum = self._store.held_bytes(self._sum(missed[0])) if missed else 0
+        of_sum = self._of_sum(missed[0]) if missed else 0
         self._next = _Wanted(at, goal, missed)
         return Held(self._store.held_of(goal), len(missed), of_sum)
 
@@ -139,9 +155,29 @@ class Inbound:
         if goal == self._distrusted:
             return ()
         for count in range(1, len(steps) + 1):
-            if self._store.holds(start_of(steps[-count])):
+            step = steps[-count]
+            if self._half_taken(step) is not None or self._store.holds(start_of(step)):
                 return tuple(steps[-count:])
         return ()
+
+    def _half_taken(self, step: TakenStep) -> MemoryStepping | None:
+        """The step in memory that is under way, or was left, if it is ``step``."""
+        taken: Stepping | None = self._halfway
+        if isinstance(self._blob, _Coming) and self._blob.stepping is not None:
+            taken = self._blob.stepping
+        return taken if isinstance(taken, MemoryStepping) and taken.step == step else None
+
+    def _of_sum(self, step: TakenStep) -> int:
+        item = self._sum(step)
+        taken = self._half_taken(step)
+        if taken is None:
+            return self._store.held_bytes(item)
+        # As of a file: with the last word comes the trailer.
+        return min(taken.position, item.shape.nbytes - WORD_BYTES)
+
+    def _settle(self, goal: Goal) -> None:
+        self._halfway = None
+        self._store.settle(goal)
 
     def _sum(self, step: TakenStep) -> Item:
         return sum_of(step, self._layout, self._workload)
@@ -165,7 +201,7 @@ class Inbound:
             raise
         if wanted is None or not self._store.holds(wanted.goal):
             return None
-        self._store.settle(wanted.goal)
+        self._settle(wanted.goal)
         return wanted.goal.state
 
     @property
@@ -211,22 +247,41 @@ class Inbound:
             self._blob = _Coming(item, reader, self._store.open_part(item), None)
             return self._blob
         try:
-            self._blob = self._begin_step(item, step, expected, prefix)
+            self._blob = self._begin_step(step, header, expected, prefix)
         except LensembleError as error:
             self._doubt(step, error)
             raise
         return self._blob
 
     def _begin_step(
-        self, item: Item, step: TakenStep, expected: Expected, prefix: Iterator[memoryview]
+        self,
+        step: TakenStep,
+        header: blob.BlobHeader,
+        expected: Expected,
+        prefix: Iterator[memoryview],
     ) -> _Coming:
-        stepping = Stepping(self._store, self._layout, self._workload, step)
+        item = self._sum(step)
+        if (in_memory := self._in_memory(step)) is not None:
+            in_memory.again_from(header.offset)
+            reader = BlobReader(expected, unhashed_from=in_memory.position)
+            return _Coming(item, reader, None, in_memory)
+        stepping = FileStepping(self._store, self._layout, self._workload, step)
         try:
             reader = BlobReader(expected, prefix=stepped(prefix, stepping))
             return _Coming(item, reader, self._store.open_part(item), stepping)
         except BaseException:
             stepping.close()
             raise
+
+    def _in_memory(self, step: TakenStep) -> MemoryStepping | None:
+        """``step`` as it was left, or at its beginning; None where it goes from file to file."""
+        taken, self._halfway = self._half_taken(step), None
+        if taken is not None:
+            return taken
+        resident = self._store.load(start_of(step))
+        if resident is None:
+            return None
+        return MemoryStepping(resident, self._store, self._layout, self._workload, step)
 
     def _doubt(self, step: TakenStep, error: LensembleError) -> None:
         """What a step starts from is looked at anew; to where it did not lead, none is tried."""
@@ -278,25 +333,37 @@ class Inbound:
                 coming.stepping.finish()
             else:
                 self._store.complete(coming.item)
+                self._store.outdate(*self._awaited())
         self._drop()
+        self._halfway = None
         if wanted is None:
             return None
         wanted.due.popleft()
         return wanted if isinstance(coming, _Coming) else None
 
+    def _awaited(self) -> Iterator[Goal]:
+        """What is coming or will come, and what it may start from."""
+        for wanted in filter(None, (self._now, self._next)):
+            yield wanted.goal
+            yield from map(start_of, wanted.steps)
+
     def _forget(self, coming: _Coming | _Passed, error: LensembleError) -> None:
         """Nothing of the blob stays."""
+        self._drop()
+        self._halfway = None
         if isinstance(coming, _Coming):
             if coming.stepping is not None:
                 coming.stepping.forget()
                 self._doubt(coming.stepping.step, error)
             self._store.forget_part(coming.item)
-        self._drop()
 
     def _drop(self) -> None:
-        if self._blob is not None:
-            self._blob.close()
-            self._blob = None
+        blob_, self._blob = self._blob, None
+        if blob_ is None:
+            return
+        blob_.close()
+        if isinstance(blob_, _Coming) and isinstance(blob_.stepping, MemoryStepping):
+            self._halfway = blob_.stepping
 
 
 def _require_chain(steps: Sequence[TakenStep], goal: Goal) -> None:

@@ -66,13 +66,17 @@ class Port(Generic[Heard]):
             self._read()
         return self._parse(self._lines.popleft())
 
-    def look(self) -> Heard | None:
-        """The next command if there is one already; raises as ``wait``."""
+    def look(self, within_s: float = 0.0) -> Heard | None:
+        """The next command if there is one already, or comes in time; raises as ``wait``."""
         while not self._lines:
-            if not self._poll.poll(0):
+            if not self._poll.poll(1e3 * within_s):
                 return None
             self._read()
         return self._parse(self._lines.popleft())
+
+    def is_quiet(self) -> bool:
+        """Whether there is no command yet."""
+        return not self._lines and not self._poll.poll(0)
 
     def _read(self) -> None:
         piece = os.read(self._source, _READ_BYTES)

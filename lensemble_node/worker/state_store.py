@@ -9,10 +9,15 @@
 
 Chunks go to the file as they arrive, so a download goes on where a crash or a lost edge ended it.
 Nothing is flushed: a file is believed only after its digest was computed by this process, once.
+
+What this worker has come to by steps may be in its memory only (see ``resident``), until it is put
+down.  The files that those steps began from stay until then: after a crash the node follows from
+there, or fetches the state.
 """
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -29,6 +34,8 @@ from lensemble.params import (
     ParamLayout,
     Shape,
 )
+from lensemble_node.worker import resident
+from lensemble_node.worker.resident import Resident
 
 _PIECE_BYTES = 1 << 20
 _PART = ".part"
@@ -59,13 +66,27 @@ class Item(NamedTuple):
 class StateStore:
     """What a node holds of one layout under ``directory``; at most one goal and one partial stay.
 
-    While a step is taken, that from which it starts stays beside what it comes to.
+    While a step is taken, that from which it starts stays beside what it comes to; so do the files
+    that the state in memory was made from, until it is put down.
+
+    Args:
+        directory: for the files.
+        layout: of the parameters.
+        in_memory: whether steps are taken in memory; when not given, where it is worth it.
     """
 
-    def __init__(self, directory: Path, layout: ParamLayout) -> None:
+    def __init__(
+        self, directory: Path, layout: ParamLayout, *, in_memory: bool | None = None
+    ) -> None:
         self._directory = directory
         self._layout = layout
         self._verified: set[str] = set()
+        self._in_memory = resident.is_worth_it(layout) if in_memory is None else in_memory
+        self._memory: Resident | None = None
+        self._goal: Goal | None = None
+        """What is in memory; None while a step there is half taken, or nothing is known of it."""
+        self._origin: Goal | None = None
+        """Whose files what is in memory was made from."""
         with files.storage(directory):
             files.make_directory(directory)
 
@@ -109,7 +130,7 @@ class StateStore:
         Raises:
             StorageError: the file system refuses.
         """
-        if item.name in self._verified:
+        if item.name in self._verified or self._remembered(item) is not None:
             return True
         path = self._path(item)
         with files.storage(path):
@@ -122,7 +143,8 @@ class StateStore:
         return True
 
     def doubt(self, goal: Goal) -> None:
-        """Believe the files of ``goal`` no more than those of another process."""
+        """Believe what is in memory no more, and files of ``goal`` as those of another process."""
+        self._goal = None
         self._verified -= {item.name for item in self.items(goal)}
 
     def held_bytes(self, item: Item) -> int:
@@ -148,6 +170,10 @@ class StateStore:
         """The first ``length`` bytes of what lies here of ``item``, in order."""
         if not length:
             return
+        if (vector := self._remembered(item)) is not None:
+            raw = vector.data.cast("B")[:length]
+            yield from (raw[at : at + _PIECE_BYTES] for at in range(0, length, _PIECE_BYTES))
+            return
         path = self._path(item) if item.name in self._verified else self._part(item)
         with files.storage(path):
             fd = os.open(path, os.O_RDONLY)
@@ -157,12 +183,16 @@ class StateStore:
                 os.close(fd)
 
     def read(self, digest: Digest) -> FlatParameters:
-        """The complete parameters ``digest``, mapped read-only: float32, ``(layout.size,)``.
+        """The complete parameters ``digest``, read-only: float32, ``(layout.size,)``.
+
+        They are mapped from a file, or what is in memory; that changes with the next step.
 
         Raises:
             CheckpointIntegrityError: they are not held.
         """
         item = Item("state", digest, self._layout)
+        if (remembered := self._remembered(item)) is not None:
+            return remembered
         if not self.whole(item):
             raise CheckpointIntegrityError(f"the state {digest} is not on this node")
         with files.storage(self._path(item)):
@@ -177,6 +207,98 @@ class StateStore:
         """
         with files.storage(self._path(item)):
             return os.open(self._path(item), os.O_RDONLY | os.O_CLOEXEC)
+
+    # ---- what is in memory ----
+
+    def load(self, start: Goal) -> Resident | None:
+        """The memory, with ``start`` in it, whose files are whole if it was not there before.
+
+        None where steps are taken from file to file.
+
+        Raises:
+            StorageError: the file system refuses.
+        """
+        if not self._in_memory:
+            return None
+        if self._memory is None:
+            try:
+                self._memory = Resident(self._layout)
+            except OSError:
+                # Files need none.
+                self._in_memory = False
+                return None
+        if self._goal != start:
+            self._goal = None
+            self._fill(self._memory, start)
+            self._goal = self._origin = start
+        return self._memory
+
+    def _fill(self, memory: Resident, start: Goal) -> None:
+        vectors = (memory.parameters, memory.velocity)
+        for item, vector in zip(self.items(start), vectors, strict=False):
+            fd = self.open(item)
+            try:
+                with files.storage(self._path(item)):
+                    files.read_exactly(fd, vector.data.cast("B"), 0)
+            finally:
+                os.close(fd)
+
+    def begun(self) -> None:
+        """A step in memory has begun: what it starts from is not there any more."""
+        self._goal = None
+
+    def come_to(self, goal: Goal) -> None:
+        """The step in memory has come to ``goal``."""
+        self._goal = goal
+
+    def remembers(self, digest: Digest) -> bool:
+        """Whether the parameters ``digest`` are in memory."""
+        return self._goal is not None and self._goal.state == digest
+
+    def _remembered(self, item: Item) -> FlatParameters | None:
+        """What is in memory of ``item``, if that is all of it."""
+        if self._goal is None or self._memory is None:
+            return None
+        match item.kind, item.digest:
+            case "state", self._goal.state:
+                vector = self._memory.parameters.view()
+            case "momentum", self._goal.momentum:
+                vector = self._memory.velocity.view()
+            case _:
+                return None
+        vector.flags.writeable = False
+        return vector
+
+    @property
+    def owes(self) -> bool:
+        """Whether what is in memory is to be put down."""
+        return self._goal is not None and self._goal != self._origin
+
+    def putting_down(self) -> Iterator[None]:
+        """Write what is in memory into files, a piece at each turn; they count with the last one.
+
+        What it was made from is removed then.  No step may be taken before that: the files would be
+        of neither; drop the iterator instead.
+
+        Raises:
+            StorageError: the file system refuses.
+        """
+        if (goal := self._goal) is None or goal == self._origin:
+            return
+        for item in self.items(goal):
+            part = self.open_part(item)
+            try:
+                at = 0
+                for piece in self.pieces(item, item.shape.nbytes):
+                    part.write(piece, at)
+                    at += piece.nbytes
+                    yield
+            finally:
+                part.close()
+        for item in self.items(goal):
+            self.complete(item)
+        self._origin = goal
+        self.settle(goal)
 
     # ---- what comes in ----
 
@@ -198,13 +320,33 @@ class StateStore:
         with files.storage(self._directory):
             self._part(item).unlink(missing_ok=True)
 
-    def settle(self, goal: Goal) -> None:
-        """Keep ``goal``, which is whole, and nothing else that is complete or begun.
+    def outdate(self, *goals: Goal) -> None:
+        """Remove what is complete and of none of ``goals``, nor of what is put down.
 
         Raises:
             StorageError: the file system refuses.
         """
-        keep = {item.name for item in self.items(goal)}
+        wanted = (*goals, *filter(None, (self._goal, self._origin)))
+        keep = {item.name for goal in wanted for item in self.items(goal)}
+        with files.storage(self._directory):
+            for path in self._directory.iterdir():
+                if path.suffix != _PART and path.name not in keep:
+                    path.unlink(missing_ok=True)
+                    self._verified.discard(path.name)
+
+    def settle(self, goal: Goal) -> None:
+        """Keep ``goal``, which is whole, and nothing else that is complete or begun.
+
+        Beside it stays what was put down last, until that in memory is.
+
+        Raises:
+            StorageError: the file system refuses.
+        """
+        if goal != self._goal:
+            # A step in memory that was left half-way leads nowhere any more.
+            self._goal = self._origin = None
+        origin = () if self._origin is None else self.items(self._origin)
+        keep = {item.name for item in chain(self.items(goal), origin)}
         with files.storage(self._directory):
             for path in self._directory.iterdir():
                 if path.name not in keep:

@@ -4,7 +4,9 @@ Slot signals, attaching, binding and abandoning are answered at once, in the mid
 sending too; anything else waits its turn.
 """
 
+import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -20,6 +22,7 @@ from lensemble.errors import (
     ContractViolation,
     LensembleError,
     ProbeError,
+    StorageError,
     WorkerFault,
 )
 from lensemble.ids import Digest, FederationId
@@ -34,6 +37,7 @@ from lensemble_node.worker.blinded import Blinded
 from lensemble_node.worker.download import Inbound
 from lensemble_node.worker.pace import Pace
 from lensemble_node.worker.port import Port
+from lensemble_node.worker.rest import Rest
 from lensemble_node.worker.rings import Ring, Rings
 from lensemble_node.worker.seat import ALONE, Begin, Seat
 from lensemble_node.worker.state_store import Goal, StateStore
@@ -114,6 +118,7 @@ class Desk:
         self.trainer.account(configure.federation)
         self.trainer.ready()
         self.states = StateStore(state_dir / "global", self.layout)
+        self.rest = Rest(self.states)
         self.inbound = Inbound(self.states, configure.federation, workload, self.layout)
 
     def _take_place(self, configure: signals.Configure, seat: Seat) -> None:
@@ -186,14 +191,38 @@ class Worker:
             WorkerFault: something came that is not the protocol.
         """
         while True:
-            job = self._backlog.popleft() if self._backlog else self._take(self._port.wait())
+            job = self._backlog.popleft() if self._backlog else self._take(self._next())
             match job:
                 case None:
                     continue
                 case signals.Stop():
+                    self._leave()
                     return
                 case _:
                     self._carry_out(job)
+
+    def _next(self) -> signals.Command:
+        """The next command; what is owed to the disk is put down when none comes for a while."""
+        while self._desk is not None and self._desk.rest.is_due:
+            if (command := self._port.look(self._desk.rest.patience_s)) is not None:
+                return command
+            if not self._put_down(self._desk.rest, self._port.is_quiet):
+                break
+        return self._port.wait()
+
+    def _leave(self) -> None:
+        """Put down what would be lost with this process; the daemon waits for that a little."""
+        if self._desk is not None:
+            self._put_down(self._desk.rest, lambda: True)
+
+    def _put_down(self, rest: Rest, may_go_on: Callable[[], bool]) -> bool:
+        """Whether the disk took it, as far as there was time; else it is tried again later."""
+        try:
+            rest.put_down(may_go_on)
+        except StorageError as error:
+            print(f"the state stays in memory: {error.message}", file=sys.stderr)  # noqa: T201  # its log is stderr
+            return False
+        return True
 
     # ---- commands ----
 
@@ -411,15 +440,17 @@ class Worker:
 
         if job.spent_before:
             desk.trainer.spend_before(job.round, job.spent_before)
+        prior = Digest(job.prior_digest)
         released = desk.trainer.train(
-            desk.states.read(Digest(job.prior_digest)),
+            desk.states.read(prior),
             round_index=job.round,
             attempt=job.attempt,
             sketch_seed=job.sketch_seed,
             global_step=job.global_step,
             progress=progress,
             should_stop=should_stop,
-            prior_digest=Digest(job.prior_digest),
+            prior_digest=prior,
+            prior_known=desk.states.remembers(prior),
             plan=job.plan,
         )
         digest = None

@@ -1,5 +1,6 @@
 """States coming in whole, as sums, cut short, damaged and again, against what they should be."""
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from lensemble import blob
 from lensemble.errors import (
     AggregationError,
     CheckpointIntegrityError,
@@ -39,7 +41,11 @@ ALL = 2 * LAYOUT.nbytes
 
 
 def inbound_in(directory: Path) -> Inbound:
-    return Inbound(StateStore(directory, LAYOUT), FEDERATION, WORKLOAD, LAYOUT)
+    return inbound_of(StateStore(directory, LAYOUT))
+
+
+def inbound_of(store: StateStore) -> Inbound:
+    return Inbound(store, FEDERATION, WORKLOAD, LAYOUT)
 
 
 def receive(inbound: Inbound, chunks: list[bytes]) -> list[str | None]:
@@ -48,7 +54,11 @@ def receive(inbound: Inbound, chunks: list[bytes]) -> list[str | None]:
 
 def require_held(directory: Path, which: int) -> None:
     """A process that has seen nothing of it yet finds that state whole, and right."""
-    store, state = StateStore(directory, LAYOUT), STATES[which]
+    require_in(StateStore(directory, LAYOUT), which)
+
+
+def require_in(store: StateStore, which: int) -> None:
+    state = STATES[which]
     assert store.holds(state.goal)
     assert np.array_equal(store.read(state.goal.state), state.parameters)
     for item, flat in zip(
@@ -58,6 +68,8 @@ def require_held(directory: Path, which: int) -> None:
 
 
 class Downloads(RuleBasedStateMachine):
+    in_memory = False
+
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
@@ -74,8 +86,12 @@ class Downloads(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         """The worker begins, or is killed and begins again."""
-        self.inbound = inbound_in(self.directory)
+        self.store = StateStore(self.directory, LAYOUT, in_memory=self.in_memory)
+        self.inbound = inbound_of(self.store)
         self.coming = []
+
+    def require(self, which: int) -> None:
+        require_held(self.directory, which)
 
     @rule(which=st.integers(0, len(STATES) - 1), by_sums=st.booleans())
     def bind(self, which: int, by_sums: bool) -> None:
@@ -91,7 +107,7 @@ class Downloads(RuleBasedStateMachine):
         self.which, self.whole = which, False
         if held.nbytes == total:
             self.coming = []
-            require_held(self.directory, which)
+            self.require(which)
         elif held.follows and by_sums:
             self.coming = sums(at, which, held.follows, held.of_sum)
         else:
@@ -113,10 +129,16 @@ class Downloads(RuleBasedStateMachine):
             if done is not None:
                 self.whole = True
                 assert done == GOALS[self.which].state
-                require_held(self.directory, self.which)
+                self.require(self.which)
             elif self.coming:
                 done_bytes, total = self.inbound.progress
                 assert 0 <= done_bytes <= total
+
+    @rule(on=st.integers(0, 3), cut=st.integers(0, 30))
+    def follow(self, on: int, cut: int) -> None:
+        """A round or more has closed: of what leads there ``cut`` chunks are still on their way."""
+        self.bind(min(self.which + on, len(STATES) - 1), by_sums=True)
+        self.receive(max(0, len(self.coming) - cut))
 
     @rule()
     def lose_the_edge(self) -> None:
@@ -156,14 +178,44 @@ class Downloads(RuleBasedStateMachine):
                 require_held(self.directory, which)
 
     @invariant()
+    def what_is_held_is_right(self) -> None:
+        if not self.damaged:
+            for which, goal in enumerate(GOALS):
+                if self.store.holds(goal):
+                    require_in(self.store, which)
+
+    @invariant()
     def little_lies_on_the_disk(self) -> None:
         names = [path.name for path in self.directory.iterdir()]
         assert len([name for name in names if not name.endswith(".part")]) <= 4
         assert sum(path.stat().st_size for path in self.directory.iterdir()) <= 20 * LAYOUT.nbytes
 
 
+class DownloadsInMemory(Downloads):
+    """Steps are taken in memory, and what they come to is put down now and then."""
+
+    in_memory = True
+
+    def require(self, which: int) -> None:
+        require_in(self.store, which)
+
+    @rule(pieces=st.integers(1, 4))
+    def put_down(self, pieces: int) -> None:
+        """The worker rests, until something is asked of it or all is written."""
+        owed = self.store.owes
+        for _ in itertools.islice(self.store.putting_down(), pieces):
+            assert self.store.owes
+        if owed and not self.store.owes:
+            store = StateStore(self.directory, LAYOUT)
+            assert any(store.holds(goal) for goal in GOALS)
+            assert len(list(self.directory.iterdir())) == 2
+
+
+_SETTINGS = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestDownloads = Downloads.TestCase
-TestDownloads.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestDownloads.settings = _SETTINGS
+TestDownloadsInMemory = DownloadsInMemory.TestCase
+TestDownloadsInMemory.settings = _SETTINGS
 
 
 def test_a_state_comes_with_its_momentum(tmp_path: Path) -> None:
@@ -389,3 +441,133 @@ def test_what_is_gone_from_the_disk_meanwhile_is_not_followed_from_twice(tmp_pat
         receive(inbound, sums((1, 0), 2, 1))
     inbound.reset()
     assert inbound.expect((1, 1), GOALS[2], steps_to(2)).follows == 0
+
+
+# ---- steps in memory ----
+
+
+def in_memory(directory: Path) -> tuple[StateStore, Inbound]:
+    """State 1 whole, in files, as a worker that steps in memory begins."""
+    store = StateStore(directory, LAYOUT, in_memory=True)
+    inbound = inbound_of(store)
+    if not store.holds(GOALS[1]):
+        inbound.expect((0, 0), GOALS[1])
+        receive(inbound, whole((0, 0), 1))
+    return store, inbound
+
+
+def files_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_what_a_step_in_memory_comes_to_is_in_no_file_until_it_is_put_down(tmp_path: Path) -> None:
+    store, inbound = in_memory(tmp_path)
+    before = files_in(tmp_path)
+    for which in (2, 3):
+        assert inbound.expect((which, 0), GOALS[which], steps_to(which)) == Held(0, 1)
+        assert receive(inbound, sums((which, 0), which, 1))[-1] == GOALS[which].state
+        require_in(store, which)
+        assert store.remembers(GOALS[which].state)
+        assert not store.read(GOALS[which].state).flags.writeable
+        assert files_in(tmp_path) == before
+    assert inbound.expect((3, 1), GOALS[3]) == Held(ALL)
+    assert store.owes
+    assert len(list(store.putting_down())) == 2
+    assert not store.owes
+    assert list(store.putting_down()) == []
+    require_held(tmp_path, 3)
+    assert len(files_in(tmp_path)) == 2
+
+
+def test_after_a_crash_it_follows_from_what_was_put_down_last(tmp_path: Path) -> None:
+    store, inbound = in_memory(tmp_path)
+    for which in (2, 3):
+        inbound.expect((which, 0), GOALS[which], steps_to(which))
+        receive(inbound, sums((which, 0), which, 1))
+    next(store.putting_down())
+    _, again = in_memory(tmp_path)
+    assert again.expect((4, 0), GOALS[4], steps_to(4)).follows == 3
+    assert receive(again, sums((4, 0), 4, 3))[-1] == GOALS[4].state
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_step_in_memory_goes_on_where_the_edge_was_cut(
+    tmp_path: Path, cut: int, before: int
+) -> None:
+    store, inbound = in_memory(tmp_path)
+    first = sums((1, 0), 2 + before, 1 + before)
+    inbound.expect((1, 0), GOALS[2 + before], steps_to(2 + before))
+    done = before * len(sums((1, 0), 2, 1))
+    receive(inbound, first[: done + 1 + cut])
+    inbound.reset()
+    held = inbound.expect((1, 1), GOALS[2 + before], steps_to(2 + before))
+    assert (held.follows, held.of_sum) == (1, 60 * cut)
+    # Even if it comes again from further back.
+    again = sums((1, 1), 2 + before, 1, held.of_sum - 60)
+    assert receive(inbound, again)[-1] == GOALS[2 + before].state
+    require_in(store, 2 + before)
+
+
+def test_a_sum_of_a_step_that_was_taken_in_memory_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    store, inbound = in_memory(tmp_path)
+    inbound.expect((1, 0), GOALS[3], steps_to(3))
+    first = sums((1, 0), 3, 2)
+    receive(inbound, first[:3])
+    held = inbound.expect((1, 1), GOALS[3], steps_to(3))
+    assert (held.follows, held.of_sum) == (2, 120)
+    assert receive(inbound, first[3:])[-1] == GOALS[3].state
+    assert set(receive(inbound, sums((1, 1), 3, 2, held.of_sum))) == {None}
+    require_in(store, 3)
+
+
+def test_a_damaged_sum_shows_in_the_parameters_and_the_state_is_fetched(tmp_path: Path) -> None:
+    store, inbound = in_memory(tmp_path)
+    inbound.expect((1, 0), GOALS[2], steps_to(2))
+    damaged = sums((1, 0), 2, 1)
+    damaged[1] = pack(memoryview(bytes(60)))
+    *most, last = damaged
+    receive(inbound, most)
+    with pytest.raises(CheckpointIntegrityError, match=f"the coordinator's has {GOALS[2].state}"):
+        inbound.feed(memoryview(last))
+    assert not store.holds(GOALS[2])
+    assert not store.owes
+    inbound.reset()
+    assert inbound.expect((1, 1), GOALS[2], steps_to(2)) == Held(0)
+    assert receive(inbound, whole((1, 1), 2))[-1] == GOALS[2].state
+    require_held(tmp_path, 2)
+    # From there steps are taken again.
+    assert inbound.expect((2, 0), GOALS[3], steps_to(3)) == Held(0, 1)
+    assert receive(inbound, sums((2, 0), 3, 1))[-1] == GOALS[3].state
+    require_in(store, 3)
+
+
+def test_a_state_that_comes_whole_takes_the_place_of_what_was_in_memory(tmp_path: Path) -> None:
+    store, inbound = in_memory(tmp_path)
+    inbound.expect((1, 0), GOALS[2], steps_to(2))
+    receive(inbound, sums((1, 0), 2, 1)[:3])
+    inbound.reset()
+    inbound.expect((1, 1), GOALS[5])
+    receive(inbound, whole((1, 1), 5))
+    require_held(tmp_path, 5)
+    assert not store.owes
+    assert len(files_in(tmp_path)) == 2
+
+
+def test_states_without_momentum_are_stepped_in_memory(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, LAYOUT, in_memory=True)
+    inbound = inbound_of(store)
+    bare = [Goal(GOALS[0].state), Goal(GOALS[1].state)]
+    step = msgspec.structs.replace(ROUNDS[0].step, end_momentum=None)
+    inbound.expect((0, 0), bare[0])
+    receive(inbound, whole((0, 0), 0))
+    assert inbound.expect((1, 0), bare[1], (step,)) == Held(0, 1)
+    assert receive(inbound, sums((1, 0), 1, 1))[-1] == bare[1].state
+    assert [*store.putting_down()] == [None]
+    assert files_in(tmp_path) == {f"{bare[1].state}.f32"}
+
+
+def test_no_sum_but_one_whose_step_is_verified_goes_unhashed() -> None:
+    expected = blob.Expected("state", FEDERATION, 0, 0, LAYOUT, GOALS[0].state)
+    with pytest.raises(ContractViolation, match="nobody verifies"):
+        blob.BlobReader(expected, unhashed_from=0)

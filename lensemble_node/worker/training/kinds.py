@@ -43,8 +43,9 @@ class RoundOrder(TypedDict):
     """What the coordinator says of the round, and how to report.
 
     ``progress`` is told steps done and loss of each; ``should_stop`` is asked before every step.
-    ``prior_digest``, when given, must be the digest of the prior; ``plan`` is that of the field,
-    as ``FieldPlan`` takes it, all wide when not given.
+    ``prior_digest``, when given, must be the digest of the prior, and is not computed once more
+    where it is ``prior_known``: it was, in this process, of what nothing else can write to.
+    ``plan`` is that of the field, as ``FieldPlan`` takes it, all wide when not given.
     """
 
     round_index: int
@@ -54,6 +55,7 @@ class RoundOrder(TypedDict):
     progress: Callable[[int, float], None]
     should_stop: Callable[[], bool]
     prior_digest: NotRequired[Digest]
+    prior_known: NotRequired[bool]
     plan: NotRequired[bytes]
 
 
