@@ -15,6 +15,7 @@ from lensemble_coord.training import outer_round, record
 from lensemble_coord.training.aggregate import Addend
 from lensemble_coord.training.masking import Leftover, Masking
 from lensemble_coord.training.session import Session
+from lensemble_coord.training.turns import Turns
 
 MaskMessage = messages.Shares | messages.UnmaskAnswer
 
@@ -41,10 +42,11 @@ class MaskRim:
         self._federation = federation
         self._members: dict[NodeId, messages.RosterEntry] = {}
         self._masking: Masking | None = None
+        self._turns: Turns | None = None
 
     def forget(self) -> None:
         """The attempt is over."""
-        self._members, self._masking = {}, None
+        self._members, self._masking, self._turns = {}, None, None
 
     def remember_keys(self, session: Session) -> None:
         """Keep the keys of a commitment that the machine has just accepted."""
@@ -85,8 +87,13 @@ class MaskRim:
                 threshold=threshold,
             )
         )
-        for session in self._rim.present(each.node for each in members):
-            session.tell(told)
+        self._turns = turns = Turns(len(told.payload(0)))
+        for member in masking.members:
+            await turns.take(member.node)
+            if at != self._at() or not isinstance(self._rim.state, outer_round.Sharing):
+                return
+            for session in self._rim.present((member.node,)):
+                session.tell(told)
 
     def start(self, nodes: Iterable[NodeId]) -> None:
         """Fix who takes part."""
@@ -127,6 +134,8 @@ class MaskRim:
                 await self._rim.hear(declined)
                 return
         shares = isinstance(message, messages.Shares)
+        if shares and self._turns is not None:
+            self._turns.end(node)
         heard = outer_round.SharesSent if shares else outer_round.UnmaskAnswered
         await self._rim.hear(heard(node, *at))
 
