@@ -1,6 +1,6 @@
 """The sum of the updates: integer, exact and free of order, one piece of one accumulator at a time.
 
-It is derived twice from the spools, side by side, and the digests are compared, so that a fault of
+It is derived twice from the spools, side by side, and compared piece by piece, so that a fault of
 memory or disk shows before anything is built on it.  These functions block, and release the GIL for
 nearly all of their time; run them in a thread.
 """
@@ -8,7 +8,7 @@ nearly all of their time; run them in a thread.
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,7 @@ from lensemble.files import PART_PREFIX, PIECE_BYTES
 from lensemble.ids import Digest, NodeId
 from lensemble.secagg.field import FieldTerms, bound, limit, reach
 from lensemble.secagg.plan import WORD_BYTES, FieldPlan, signed_of
+from lensemble_coord.training.lanes import Lanes
 
 SUM_SUFFIX = ".u32"
 _MALFORMED = "An update was malformed or a mask was not removed; the round is tried again."
@@ -95,9 +96,9 @@ def count_of(addends: Sequence[Addend]) -> int:
 
 
 def summed_pieces(
-    addends: Sequence[Addend], plan: FieldPlan, piece_bytes: int = PIECE_BYTES
+    addends: Sequence[Addend], plan: FieldPlan, piece_bytes: int = PIECE_BYTES, kept: int = 1
 ) -> Iterator[NDArray[np.uint32]]:
-    """The sum in order, each word modulo its own width; a piece is valid until the next.
+    """The sum in order, each word modulo its own width; each is valid until the ``kept``-th after.
 
     Pieces are uint32 arrays of the sum's bytes, whatever the widths of the words in them.
 
@@ -111,11 +112,11 @@ def summed_pieces(
         if each.total_bytes != nbytes or not each.complete:
             raise AggregationError(f"the update of {each.participant} is not whole")
     words = piece_bytes // WORD_BYTES
-    total = np.empty(words, dtype=np.uint32)
+    totals = itertools.cycle([np.empty(words, dtype=np.uint32) for _ in range(kept)])
     term = np.empty(words, dtype=np.uint32)
     for offset in range(0, nbytes, words * WORD_BYTES):
         size = min(words, (nbytes - offset) // WORD_BYTES)
-        piece, other = total[:size], term[:size]
+        piece, other = next(totals)[:size], term[:size]
         addends[0].read_into(offset, piece.data.cast("B"))
         for each in addends[1:]:
             each.read_into(offset, other.data.cast("B"))
@@ -123,31 +124,65 @@ def summed_pieces(
         yield piece
 
 
-def fold(addends: Sequence[Addend], plan: FieldPlan, out: Path) -> SumFacts:
-    """Sum ``addends`` into the file ``out`` and flush it.
+class _Comparison:
+    """A second derivation of a sum, which takes the pieces of the first and compares."""
+
+    def __init__(self, addends: Sequence[Addend], plan: FieldPlan) -> None:
+        self._again = summed_pieces(addends, plan)
+        self.differs_at: int | None = None
+        """Byte of the first piece that came out differently."""
+
+    def include(self, start: int, piece: NDArray[np.uint32]) -> None:
+        """Take ``piece``, which is that from byte ``start`` on; pieces come in order."""
+        if not np.array_equal(next(self._again), piece) and self.differs_at is None:
+            self.differs_at = start
+
+
+class _Resting:
+    """A sum on its way into a file: written, hashed and looked at, piece by piece."""
+
+    def __init__(self, fd: int, plan: FieldPlan) -> None:
+        self._fd = fd
+        self.running, self.peaks = SumDigest(plan), Peaks(plan)
+
+    def include(self, start: int, piece: NDArray[np.uint32]) -> None:
+        """Take ``piece``, which is that from byte ``start`` on; pieces come in order."""
+        raw = piece.data.cast("B")
+        self.running.update(raw)
+        files.write_all(self._fd, raw, start)
+        self.peaks.include(start, piece)
+
+
+def fold(addends: Sequence[Addend], plan: FieldPlan, out: Path) -> tuple[SumFacts, int | None]:
+    """Sum ``addends`` into the file ``out`` and flush it; and sum them again, for comparison.
+
+    Beside the facts comes where the two differ, in bytes, rounded down to a piece; None if they
+    are equal.
 
     Raises:
         AggregationError: no addend, or one that is not whole.
         StorageError: the file system refuses.
     """
-    running, peaks, offset = SumDigest(plan), Peaks(plan), 0
     with files.storage(out, plan.nbytes):
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.posix_fallocate(fd, 0, plan.nbytes)
             reached("sum.begun")
-            for piece in summed_pieces(addends, plan):
-                raw = piece.data.cast("B")
-                running.update(raw)
-                files.write_all(fd, raw, offset)
-                peaks.include(offset, piece)
-                offset += len(raw)
+            resting, again, start = _Resting(fd, plan), _Comparison(addends, plan), 0
+            with Lanes(2, "sum") as lanes:
+                for piece in summed_pieces(addends, plan, kept=lanes.kept):
+                    lanes.give(
+                        partial(resting.include, start, piece), partial(again.include, start, piece)
+                    )
+                    start += piece.nbytes
+                lanes.finish()
             reached("sum.written")
             os.fsync(fd)
             reached("sum.flushed")
         finally:
             os.close(fd)
-    return peaks.facts(running.hexdigest(), out, count_of(addends))
+    digest = resting.running.hexdigest()
+    return resting.peaks.facts(digest, out, count_of(addends)), again.differs_at
 
 
 def sum_digest(addends: Sequence[Addend], plan: FieldPlan) -> Digest:
@@ -163,11 +198,11 @@ def derive_sum(
     plan: FieldPlan,
     field: FieldTerms,
     directory: Path,
-    differed: Callable[[Digest, Digest], None] = lambda *_: None,
+    differed: Callable[[int], None] = lambda _: None,
 ) -> SumFacts:
     """Sum ``addends`` twice, into ``directory/<digest>.u32``; once more if the two differ.
 
-    ``differed`` is told the two digests of a first disagreement, which is worth an alert.
+    ``differed`` is told where they first did, in bytes, which is worth an alert.
 
     Raises:
         NonDeterministicAggregation: the two differ again.
@@ -194,22 +229,17 @@ def derive_sum(
 
 
 def _derive_equal(
-    addends: Sequence[Addend],
-    plan: FieldPlan,
-    part: Path,
-    differed: Callable[[Digest, Digest], None],
+    addends: Sequence[Addend], plan: FieldPlan, part: Path, differed: Callable[[int], None]
 ) -> SumFacts:
-    for last in (False, True):
-        with ThreadPoolExecutor(1, "second-sum") as beside:
-            second = beside.submit(sum_digest, addends, plan)
-            facts = fold(addends, plan, part)
-            again = second.result()
-        if again == facts.field_sum_digest:
-            return facts
-        if not last:
-            differed(facts.field_sum_digest, again)
+    facts, at = fold(addends, plan, part)
+    if at is None:
+        return facts
+    differed(at)
+    facts, at = fold(addends, plan, part)
+    if at is None:
+        return facts
     raise NonDeterministicAggregation(
-        f"the same {count_of(addends)} updates summed to {facts.field_sum_digest} and to {again}"
+        f"the same {count_of(addends)} updates summed to two results that differ from byte {at} on"
     )
 
 

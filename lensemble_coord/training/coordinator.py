@@ -525,6 +525,8 @@ class Rounds:
 
     async def _diagnose(self, at: At, action: outer_round.Diagnose) -> outer_round.Diagnosed:
         count = len(action.contributors)
+        # Beside the diagnosis, which leaves a core free; what is packed is needed after the commit.
+        self._nursery.start_soon(self.downlink.prepare, action.field_sum, self.store.plan)
         try:
             found = await trio.to_thread.run_sync(self.store.diagnose, action.field_sum, count)
         except LensembleError as error:
@@ -543,7 +545,6 @@ class Rounds:
     async def _commit(
         self, at: At, action: outer_round.Commit, transcript: record.Masking | None
     ) -> outer_round.Advanced:
-        self._nursery.start_soon(self.downlink.prepare, action.field_sum, self.store.plan)
         step = partial(self.store.prepare, at[0], action.field_sum, len(action.contributors))
         candidate = await trio.to_thread.run_sync(step)
         self._refusal = await self.gate.weigh(at[0], candidate.digest, candidate.prior)

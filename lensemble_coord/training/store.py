@@ -17,7 +17,13 @@ import numpy as np
 
 from lensemble import checkpoint, seeds, workload
 from lensemble.checkpoint import Checkpoint, Lineage
-from lensemble.errors import ConfigError, LedgerIntegrityError, OperatorError, StorageError
+from lensemble.errors import (
+    AggregationError,
+    ConfigError,
+    LedgerIntegrityError,
+    OperatorError,
+    StorageError,
+)
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.logs import logger
 from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
@@ -95,6 +101,7 @@ class Store:
         )
         self._lock = threading.RLock()
         self._steps: dict[int, TakenStep | None] = {}
+        self._facts: aggregate.SumFacts | None = None
         self._ledger = self._open_ledger()
         self.federation: FederationId = self._ledger.federation
         self._members = self._ledger.roster()
@@ -290,26 +297,37 @@ class Store:
 
     def derive_sum(self, updates: Sequence[aggregate.Addend]) -> Digest:
         """Sum twice and compare; the digest of the stored sum."""
-        facts = aggregate.derive_sum(updates, self.plan, self.workload.room, self.directory.sums)
+        facts = aggregate.derive_sum(
+            updates, self.plan, self.workload.room, self.directory.sums, _sums_differed
+        )
+        self._facts = facts
         return facts.field_sum_digest
 
     def diagnose(self, field_sum: Digest, contributors: int) -> Diagnosis:
-        """Look at the revealed sum, for people; not part of the committed path."""
+        """Look at the revealed sum, for people; not part of the committed path.
+
+        Raises:
+            AggregationError: it is not the sum that was derived last.
+            StorageError: it cannot be read.
+        """
         step = OuterStep(step_terms(self.workload, contributors))
-        plan, peaks, square = self.plan, aggregate.Peaks(self.plan), 0.0
+        plan, square = self.plan, 0.0
         stored = self.directory.sum(field_sum)
         for first, count, raw in aggregate.sum_parts(stored, plan, PIECE_WORDS):
             mean = step.planned_mean(plan, first, raw, count)
             square += float(np.sum(np.square(mean, out=mean), dtype=np.float64))
-        start = 0
-        for piece in aggregate.sum_pieces(stored, plan):
-            peaks.include(start, np.frombuffer(piece, dtype=np.uint32))
-            start += len(piece)
+        facts = self._facts_of(field_sum)
         use = max(
-            peaks.of[32] / reach(self.workload.room, contributors),
-            peaks.of[16] / (contributors * plan.limit),
+            facts.largest / reach(self.workload.room, contributors),
+            facts.largest_narrow / (contributors * plan.limit),
         )
         return Diagnosis(math.sqrt(square), use)
+
+    def _facts_of(self, field_sum: Digest) -> aggregate.SumFacts:
+        """What was seen of the sum while it was derived, which is the last that was."""
+        if self._facts is None or self._facts.field_sum_digest != field_sum:
+            raise AggregationError(f"the sum {field_sum} is not the one that was derived last")
+        return self._facts
 
     def prepare(self, round_index: int, field_sum: Digest, contributors: int) -> "Candidate":
         """Take the outer step and make its result durable; the global state does not move."""
@@ -457,6 +475,11 @@ class Store:
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.directory.root).free
+
+
+def _sums_differed(byte: int) -> None:
+    """Memory or a disk that fails now and then: the round goes on if it does not fail again."""
+    logger("store").warning("sum.differed", byte=byte)
 
 
 def unix_now() -> float:
