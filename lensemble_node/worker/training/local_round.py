@@ -86,7 +86,7 @@ class Trainer:
         self._layout = layout(workload)
         self._state_dir = state_dir
         self._node = node
-        self._store = LocalStore(state_dir)
+        self._store = LocalStore(state_dir, charged=workload.privacy.enabled)
         self._charges: Charges | None = None
         self._entropy: Entropy = os.urandom
         self._team: Team | None = None
@@ -168,7 +168,7 @@ class Trainer:
         Raises:
             StorageError: the file system refuses.
         """
-        known = self._store.trained(round_index)
+        known = self._store.released(round_index)
         if known is not None and known.attempt < attempt:
             self._store.spend(round_index)
 

@@ -5,10 +5,16 @@ of its vector.  Training leaves a candidate in ``local/pending-<t>/`` and the re
 ``release/round-<t>.u32`` with a JSON sidecar, written last: with it, the round is trained.
 Adopting renames the candidate to ``local/adopt-<t>/``, the one step that decides, and then moves
 its files; a crash between the two is finished at the next start.
+
+Vector and residual are large.  They are flushed where a release is charged to a budget, so that no
+loss of power makes a node pay twice for one round.  Elsewhere such a loss costs the training of the
+round in flight, or what rounding left of one update; the sidecar, which is always flushed, still
+says that there was a release, so that it can be spent.
 """
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +34,7 @@ from lensemble.params import ParamLayout
 from lensemble.secagg.field import FieldVector
 from lensemble_node.worker.training.gauge import Drift
 from lensemble_node.worker.training.storage import PART, replacing, write_atomically
+from lensemble_node.worker.training.tag import Running, Tag
 from lensemble_node.worker.training.words import RESIDUAL, Residual, Words
 
 HEAD, OPTIMIZER, CURSOR = "head.safetensors", "optimizer.safetensors", "cursor.json"
@@ -46,7 +53,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class Sidecar(msgspec.Struct, frozen=True):
-    """What a released vector was made of, and its SHA-256."""
+    """What a released vector was made of, and its digest, by which it is known on this node."""
 
     round_index: int
     attempt: int
@@ -66,19 +73,20 @@ class Sidecar(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """The released vector that must not be sent again, by its SHA-256; None if none was there."""
+    """The released vector that must not be sent again, by its digest; None if none was there."""
 
     vector: Digest | None
 
 
 class LocalStore:
-    """The files under one state directory.
+    """The files under one state directory; ``charged`` says whether releases cost a budget.
 
     Raises:
         StorageError: from here and every method that writes: the file system refuses.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, charged: bool = False) -> None:
+        self._charged = charged
         self._local = state_dir / "local"
         self._releases = state_dir / "release"
         with files.storage(state_dir):
@@ -129,12 +137,15 @@ class LocalStore:
     def residual(self, layout: ParamLayout) -> Residual | None:
         """What rounding left of the vector that counted last; None if nothing is known of that.
 
-        Raises:
-            CheckpointIntegrityError: it is damaged.
+        One that is damaged is as good as none: its loss is a loss of precision, once.
         """
         path = self._local / RESIDUAL
-        with files.storage(path):
-            return Residual(path, layout) if path.exists() else None
+        try:
+            with files.storage(path):
+                return Residual(path, layout) if path.exists() else None
+        except CheckpointIntegrityError as error:
+            print(f"without what rounding left: {error.message}", file=sys.stderr)  # noqa: T201  # its log is stderr
+            return None
 
     @property
     def keeps_residual(self) -> bool:
@@ -147,7 +158,7 @@ class LocalStore:
 
         To be written before the sidecar, with which both count.
         """
-        with replacing(self._pending(round_index) / RESIDUAL) as file:
+        with replacing(self._pending(round_index) / RESIDUAL, flush=self._charged) as file:
             yield file
 
     def adopt(self, round_index: int) -> bool:
@@ -220,8 +231,8 @@ class LocalStore:
         return self._releases / f"round-{round_index}.u32"
 
     def write_vector(self, round_index: int, pieces: Iterable[Words]) -> Digest:
-        """Write the vector and answer its SHA-256; without its sidecar it does not count yet."""
-        running = hashlib.sha256()
+        """Write the vector and answer its digest; without its sidecar it does not count yet."""
+        running = self._running()
 
         def hashed() -> Iterable[memoryview]:
             for piece in pieces:
@@ -230,8 +241,12 @@ class LocalStore:
                 yield raw
 
         self._sidecar_path(round_index).unlink(missing_ok=True)
-        write_atomically(self.vector_path(round_index), hashed())
+        write_atomically(self.vector_path(round_index), hashed(), flush=self._charged)
         return Digest(running.hexdigest())
+
+    def _running(self) -> "Running":
+        """SHA-256 where it is what a budget was charged for, else what is enough to tell damage."""
+        return hashlib.sha256() if self._charged else Tag()
 
     def write_sidecar(self, sidecar: Sidecar) -> None:
         """Declare the vector and the candidate of this round complete."""
@@ -243,8 +258,19 @@ class LocalStore:
         if not self._pending(round_index).is_dir() or not path.is_file():
             return None
         sidecar = self._sidecar(round_index)
-        whole = sidecar is not None and _digest(path) == sidecar.vector
+        whole = sidecar is not None and self._digest(path) == sidecar.vector
         return sidecar if whole else None
+
+    def _digest(self, path: Path) -> Digest:
+        running = self._running()
+        with path.open("rb") as file:
+            while piece := file.read(_HASH_BYTES):
+                running.update(piece)
+        return Digest(running.hexdigest())
+
+    def released(self, round_index: int) -> Sidecar | None:
+        """The sidecar of ``round_index``, whatever became of what it tells of."""
+        return self._sidecar(round_index)
 
     def _sidecar(self, round_index: int) -> Sidecar | None:
         try:
@@ -302,14 +328,6 @@ class LocalStore:
 def _load(path: Path) -> Arrays:
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-
-
-def _digest(path: Path) -> Digest:
-    running = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_HASH_BYTES):
-            running.update(piece)
-    return Digest(running.hexdigest())
 
 
 def _remove(path: Path) -> None:

@@ -12,19 +12,25 @@ from lensemble.crash_points import reached
 PART = ".part"
 
 
-def write_atomically(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
+def write_atomically(
+    path: Path, pieces: bytes | Iterable[bytes | memoryview], *, flush: bool = True
+) -> None:
     """Write ``pieces`` to ``path`` so that a crash leaves the old file or the new one.
+
+    Without ``flush`` a loss of power may leave a new one whose bytes are not there.
 
     Raises:
         StorageError: the file system refuses.
     """
-    with replacing(path) as file:
+    with replacing(path, flush=flush) as file:
         file.writelines((pieces,) if isinstance(pieces, bytes) else pieces)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, flush: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of ``path`` once all went well, or not at all.
+
+    ``flush`` as for ``write_atomically``.
 
     Raises:
         StorageError: the file system refuses.
@@ -36,7 +42,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 reached("local.written", path)
-                os.fsync(file.fileno())
+                if flush:
+                    os.fsync(file.fileno())
             reached("local.flushed", path)
             part.replace(path)
             reached("local.named", path)

@@ -60,8 +60,10 @@ class Residual:
     """
 
     def __init__(self, path: Path, layout: ParamLayout) -> None:
-        raw = np.memmap(path, dtype=np.uint8, mode="r")
         fixed = len(_MAGIC) + _LENGTH_BYTES
+        if path.stat().st_size < fixed:
+            raise _damaged(path, "it ends before it has begun")
+        raw = np.memmap(path, dtype=np.uint8, mode="r")
         length = int.from_bytes(raw[len(_MAGIC) : fixed].tobytes(), "little")
         if raw[: len(_MAGIC)].tobytes() != _MAGIC:
             raise _damaged(path, "it does not begin as one")
