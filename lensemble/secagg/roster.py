@@ -58,6 +58,7 @@ class Roster:
         self.quorum = quorum(size, threshold)
         self.digest = self._digest(round_seed)
         self._neighbours = neighbourhoods(self.nodes, bytes.fromhex(self.digest))
+        self._holders: dict[NodeId, tuple[NodeId, ...]] = {}
 
     def _digest(self, round_seed: int) -> Digest:
         numbers = (self.threshold, round_seed, len(self.nodes))
@@ -87,4 +88,7 @@ class Roster:
 
         The relation is symmetric: it also lists those of whose secrets ``node`` holds a share.
         """
-        return tuple(sorted((*self.neighbours(node), node)))
+        # Asked for at every share, of which a node has dozens.
+        if node not in self._holders:
+            self._holders[node] = tuple(sorted((*self.neighbours(node), node)))
+        return self._holders[node]

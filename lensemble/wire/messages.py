@@ -270,7 +270,8 @@ class Envelope(Message, frozen=True, kw_only=True):
 
 
 class Collect(OfRound, frozen=True, kw_only=True, tag=True):
-    """The attempt has its participants; train, then send.  ``roster`` is sorted.
+    """The attempt has its participants; train, then send.  ``roster`` is sorted and names the
+    receiver, if it is one of them; who the others are is told by ``Roster`` and ``RoundClose``.
 
     ``envelopes`` are the shares dealt to the receiver, empty in plain aggregation.
     """

@@ -209,7 +209,7 @@ class Rounds:
                     self._moved,
                 )
         finally:
-            self.downlink.close()
+            await self.downlink.close()
 
     async def hear(self, event: outer_round.Event) -> None:
         """Give the machine an event; waits while its inbox is full."""
@@ -416,7 +416,7 @@ class Rounds:
                     epoch=session.epoch,
                     round=ground.round,
                     attempt=ground.attempt,
-                    roster=nodes,
+                    roster=(session.node,),
                     send_within_s=ground.rules.collect_timeout_s,
                     envelopes=self._masks.envelopes(session.node),
                 )
@@ -448,7 +448,7 @@ class Rounds:
     def _drop_update(self, node: NodeId) -> None:
         spooled = self._spooled.pop(node, None)
         if spooled is not None:
-            spooled.close()
+            self._nursery.start_soon(self._close_spooled, [spooled])
 
     # ---- updates ----
 
