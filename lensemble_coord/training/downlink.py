@@ -155,10 +155,10 @@ class Downlink:
         self._unusable: set[Digest] = set()
         """Sums that could not be packed: nobody is offered them again."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give back what the packed sums take up."""
         while self._packs:
-            self._packs.popitem()[1].close()
+            await _beside(self._packs.popitem()[1].close)
 
     # ---- what to send ----
 
@@ -218,7 +218,7 @@ class Downlink:
                 raise
             self._packs[total] = packed
             while len(self._packs) > MAX_STEPS:
-                self._packs.popitem(last=False)[1].close()
+                await _beside(self._packs.popitem(last=False)[1].close)
             return packed
 
     # ---- sending ----
@@ -274,6 +274,12 @@ class Downlink:
             layout_digest=part.shape_digest,
             digest_hint=part.digest,
         )
+
+
+async def _beside(close: Callable[[], None]) -> None:
+    """Free a large file in a thread, whatever is cancelled: the loop would stand still for it."""
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(close)
 
 
 @contextmanager

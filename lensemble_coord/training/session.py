@@ -650,7 +650,9 @@ class Session:
                 slot, extent = _inside_blob(chunk)
             await desk.check_update(spooled)
         except BaseException:
-            spooled.close()
+            with trio.CancelScope(shield=True):
+                # In a thread: to free a large file takes longer than the loop may stand.
+                await trio.to_thread.run_sync(spooled.close)
             raise
         desk.keep(self.node, spooled)
         self.did("sent")

@@ -193,7 +193,7 @@ def test_packed_sums_are_let_go_of(grounds: Grounds) -> None:
     for _ in range(6):
         grounds.follow(grounds.advance())
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 6
-    grounds.downlink.close()
+    trio.run(grounds.downlink.close)
 
 
 def test_what_a_node_says_it_can_follow_is_held_against_what_is_known(grounds: Grounds) -> None:
