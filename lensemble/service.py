@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -32,6 +33,9 @@ from lensemble.version import BUILD
 EXIT_FATAL = 1
 EXIT_CONFIG = 2
 PRIVATE_UMASK = 0o007
+YOUNG_OBJECTS = 20_000
+"""Made since the garbage was last looked for; Python's own default is 700."""
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGE_BYTES = 4 << 20
 """A buffer this long gets pages of its own, which go back to the kernel when it is freed."""
@@ -121,6 +125,7 @@ def run(program: Program, path: Path, config: Configured, notifier: Notifier) ->
     """
     os.umask(PRIVATE_UMASK)
     share_one_heap()
+    _collect_seldom()
     _use_all_descriptors()
     logs.configure(config.log.level, config.log.format)
     sys.excepthook = _last_words
@@ -144,6 +149,15 @@ def share_one_heap() -> None:
         libc.mallopt(M_ARENA_MAX, 1)
         libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def _collect_seldom() -> None:
+    """Look for garbage in cycles every so many objects; what is loaded by now is none.
+
+    There is little of it, and to look takes the longer the more sessions a daemon has.
+    """
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def _use_all_descriptors() -> None:

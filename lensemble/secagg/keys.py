@@ -65,7 +65,7 @@ def tagged(label: str, context: Context, *parts: bytes) -> bytes:
     return b"".join((b"lensemble/secagg/", label.encode(), b"/v1\x00", context.encoded(), *parts))
 
 
-class PublicKeys(msgspec.Struct, frozen=True):
+class PublicKeys(msgspec.Struct, frozen=True, gc=False):
     """What a participant publishes for one attempt: three times 32 bytes.
 
     ``self_commitment`` is the SHA-256 of its self seed, bound to node and attempt.

@@ -68,7 +68,7 @@ class Dealing(msgspec.Struct, frozen=True):
     ]
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """One dealer's shares on their way to one holder: ciphertext and the pair's commitments."""
 
     sealed: Annotated[bytes, Meta(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]

@@ -145,7 +145,7 @@ class FieldParams(Message, frozen=True, kw_only=True):
     plan: Annotated[bytes, Meta(max_length=MAX_TENSORS)] = b""
 
 
-class MaskKeys(Message, frozen=True, kw_only=True):
+class MaskKeys(Message, frozen=True, kw_only=True, gc=False):
     """What a participant publishes to be masked with, for one attempt; see ``secagg.keys``."""
 
     mask_key: PublicKey
@@ -197,7 +197,7 @@ class Commitment(OfRound, frozen=True, kw_only=True, tag=True):
     signature: Signature
 
 
-class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
+class RosterEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A bound participant as all others must see it: its keys, under its own signature."""
 
     node: NodeKey
@@ -261,7 +261,7 @@ class Shares(OfRound, frozen=True, kw_only=True, tag=True):
     sealed: Annotated[tuple[SealedShares, ...], Meta(max_length=128)]
 
 
-class Envelope(Message, frozen=True, kw_only=True):
+class Envelope(Message, frozen=True, kw_only=True, gc=False):
     """The shares that ``dealer`` encrypted to the receiver, with the commitments to them."""
 
     dealer: NodeKey

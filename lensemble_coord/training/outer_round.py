@@ -121,7 +121,7 @@ class Ground(msgspec.Struct, frozen=True):
         return tuple(node for node in self.here if node not in self.resting)
 
 
-class Binding(msgspec.Struct, frozen=True):
+class Binding(msgspec.Struct, frozen=True, gc=False):
     """A valid ``Commitment`` of this attempt."""
 
     node: NodeId
@@ -129,7 +129,7 @@ class Binding(msgspec.Struct, frozen=True):
     signature: bytes
 
 
-class Contribution(msgspec.Struct, frozen=True):
+class Contribution(msgspec.Struct, frozen=True, gc=False):
     """An update that is announced, arrived whole, and bound to its dataset."""
 
     node: NodeId
@@ -139,7 +139,7 @@ class Contribution(msgspec.Struct, frozen=True):
     update_signature: bytes
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class Dropped(msgspec.Struct, frozen=True, gc=False):
     node: NodeId
     code: str
     reason: str
@@ -323,7 +323,7 @@ class UnmaskAnswered(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-class UpdateAnnounced(msgspec.Struct, frozen=True, tag=True):
+class UpdateAnnounced(msgspec.Struct, frozen=True, tag=True, gc=False):
     node: NodeId
     round: int
     attempt: int
@@ -332,7 +332,7 @@ class UpdateAnnounced(msgspec.Struct, frozen=True, tag=True):
     signature: bytes
 
 
-class BlobArrived(msgspec.Struct, frozen=True, tag=True):
+class BlobArrived(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A whole update lies in the spool; ``digest`` was computed here, the signature checked."""
 
     node: NodeId

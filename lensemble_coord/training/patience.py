@@ -21,7 +21,7 @@ PHASES = ("", "fetching", "waiting", "training", "releasing", "sending", "sent",
 """In the order in which a participant goes through them; the last is what is seen at this end."""
 
 
-class Advance(msgspec.Struct, frozen=True):
+class Advance(msgspec.Struct, frozen=True, gc=False):
     """How far ``node`` has come: ``done`` of ``total`` steps or bytes of ``phase``.
 
     ``still`` counts the looks since it last came further.

@@ -1,5 +1,6 @@
 """What one word of one node costs the round machine does not grow with the nodes of the round."""
 
+import gc
 import sys
 from collections import Counter
 from types import FrameType
@@ -87,3 +88,13 @@ def test_who_may_send_is_who_is_outstanding() -> None:
     for name in (*names, NodeId("f" * 64)):
         assert r.may_send(state, name) == (name in r.outstanding(state))
     assert r.outstanding(state) == {names[0], names[2], names[4]}
+
+
+def test_what_a_round_keeps_of_each_node_is_no_work_for_the_garbage_collector() -> None:
+    names = nodes(3)
+    state: r.State = play.closed(*names, quorum=3)
+    for event in (r.RoundsAsked(1), *map(play.committed, names), play.announced(names[0])):
+        state, _ = r.transition(state, event)
+    assert isinstance(state, r.Collecting)
+    kept = (*state.expected, *state.announced, *state.advances, play.arrived(names[0]))
+    assert not [each for each in kept if gc.is_tracked(each)]
