@@ -264,11 +264,23 @@ class GateSection(Section):
         return self.data is not None and self.mode != "off"
 
 
+LEAST_CHUNK_BYTES = 4096
+SMALL_CHUNK_BYTES, LARGE_CHUNK_BYTES = 1 << 18, 1 << 20
+RINGS_BYTES = 1 << 28
+"""What the rings of all nodes may take together while their chunks are large."""
+
+
 class EdgesSection(Section):
     """The conduits that carry model states and updates."""
 
     capacity_bytes: int = Field(
-        1 << 18, ge=4096, le=1 << 26, description="The largest chunk of an edge, in bytes."
+        0,
+        ge=0,
+        le=1 << 26,
+        description=(
+            "The largest chunk of an edge, in bytes, at least 4096; 0: 1 MiB, or down to 256 KiB "
+            "where rounds.max_participants lets many nodes in."
+        ),
     )
     slots: int = Field(2, ge=1, le=64, description="Chunks that may be in flight on one edge-end.")
     arena_bytes: int = Field(
@@ -280,12 +292,29 @@ class EdgesSection(Section):
 
     @model_validator(mode="after")
     def _one_edge_fits(self) -> "EdgesSection":
-        if self.slots * self.capacity_bytes > self.arena_bytes:
+        if 0 < self.capacity_bytes < LEAST_CHUNK_BYTES:
             raise ValueError(
-                f"one edge needs slots x capacity_bytes = {self.slots * self.capacity_bytes} "
-                f"bytes, more than arena_bytes = {self.arena_bytes}"
+                f"capacity_bytes = {self.capacity_bytes} is neither 0 nor at least "
+                f"{LEAST_CHUNK_BYTES}"
+            )
+        least = self.slots * (self.capacity_bytes or SMALL_CHUNK_BYTES)
+        if least > self.arena_bytes:
+            raise ValueError(
+                f"one edge needs slots x capacity_bytes = {least} bytes, more than arena_bytes = "
+                f"{self.arena_bytes}"
             )
         return self
+
+    def chunk_bytes(self, nodes: int) -> int:
+        """The capacity of each edge where up to ``nodes`` nodes have one edge each way.
+
+        A large chunk costs fewer steps of all who pass it on, a small one less memory for a ring.
+        """
+        if self.capacity_bytes:
+            return self.capacity_bytes
+        each = min(RINGS_BYTES, self.arena_bytes) // (2 * self.slots * nodes)
+        fits = 1 << (max(each, SMALL_CHUNK_BYTES).bit_length() - 1)
+        return min(fits, LARGE_CHUNK_BYTES)
 
 
 class MembershipSection(Section):
@@ -477,6 +506,11 @@ class CoordinatorConfig(Section):
     metrics: MetricsSection = MetricsSection()
     ctl: SocketSection = SocketSection()
     log: LogSection = LogSection()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The capacity of the edges of a node: of its largest chunk."""
+        return self.edges.chunk_bytes(self.rounds.max_participants)
 
     @property
     def trains(self) -> bool:

@@ -146,7 +146,7 @@ class Rounds:
             store.layout,
             store.workload.room,
             store.directory,
-            config.edges.capacity_bytes,
+            config.chunk_bytes,
         )
         # What an earlier process asked to be unmasked is not known here; take it that it did.
         self._spent_before = (store.position.round, store.position.attempt)

@@ -73,7 +73,7 @@ class Reception:
             driver=driver,
             peers=self.peers,
             leases=ArenaLeases(Arena.create(config.edges.arena_bytes)),
-            capacity_bytes=config.edges.capacity_bytes,
+            capacity_bytes=config.chunk_bytes,
             slots=config.edges.slots,
             masked=config.rounds.masked,
             trains=config.trains,

@@ -7,7 +7,7 @@ import pytest
 
 from lensemble.config import commented, load, validate
 from lensemble.errors import ConfigError
-from lensemble_coord.config import TITLE, CoordinatorConfig
+from lensemble_coord.config import TITLE, CoordinatorConfig, EdgesSection
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -53,6 +53,7 @@ def test_the_socket_is_in_the_state_directory_unless_named() -> None:
         ({"listen": {"addresses": ["127.0.0.1:1", "127.0.0.2:2"]}}, "more than one IPv4"),
         ({"admission": {"allow": ["abc"]}}, "admission.allow.0"),
         ({"edges": {"slots": 64, "capacity_bytes": 1 << 26}}, "more than arena_bytes"),
+        ({"edges": {"capacity_bytes": 100}}, "neither 0 nor at least 4096"),
         ({"name": ""}, "name"),
         ({"log": {"level": "loud"}}, "log.level"),
     ],
@@ -66,3 +67,20 @@ def test_what_is_refused(tree: dict[str, object], part: str) -> None:
 def test_the_quorum_is_the_larger_bound() -> None:
     tree = {"rounds": {"min_participants": 2, "secure_agg_threshold": 5}}
     assert validate(tree, CoordinatorConfig, path=Path("c")).rounds.quorum == 5
+
+
+@pytest.mark.parametrize(
+    ("edges", "nodes", "chunk_bytes"),
+    [
+        ({}, 4, 1 << 20),
+        ({}, 64, 1 << 20),
+        ({}, 65, 1 << 19),
+        ({}, 4096, 1 << 18),
+        ({"arena_bytes": 1 << 24}, 8, 1 << 19),
+        ({"capacity_bytes": 5000}, 4, 5000),
+    ],
+)
+def test_chunks_are_large_where_few_nodes_share_the_memory(
+    edges: dict[str, int], nodes: int, chunk_bytes: int
+) -> None:
+    assert EdgesSection.model_validate(edges).chunk_bytes(nodes) == chunk_bytes
