@@ -83,13 +83,15 @@ async def test_norms_are_shared_only_where_the_node_says_so(tmp_path: Path) -> N
 
 async def test_a_retry_sends_the_same_release(tmp_path: Path) -> None:
     async with stage(tmp_path) as s:
-        await s.start_node()
+        serving = await serve(s)
         session = await s.joined()
         await session.bind()
         await session.give_state()
         await session.collect()
         update = await session.hear(messages.Update)
         first = await session.take_update(update)
+        # Its worker says so by a word of its own; an attempt that ends before costs the edges.
+        await until(serving, "Sent")
         await session.close(outcome="aborted", contributors=(), retries=True)
         again = await session.whole_round(0, 1)
         assert np.array_equal(first, again)

@@ -84,6 +84,7 @@ async def test_a_retry_masks_the_same_release_afresh_until_it_was_unmasked(tmp_p
         await first.updates(everybody)
         released = [each.bare() for each in everybody]
         for each in everybody:
+            await until(each, "Sent")
             await each.session.close(outcome="aborted", contributors=(), retries=True)
         second = Attempt(everybody, 0, 1)
         await second.collect()
@@ -162,6 +163,8 @@ async def test_a_loss_costs_the_node_this_attempt_and_the_next_works(
         await lose(s, everybody[0])
         if step == "collect":
             await masked.updates(everybody[1:])
+            for each in everybody[1:]:
+                await until(each, "Sent")
         await until(everybody[0], "Idle", "Withdrawn")
         assert not holds_secrets(everybody[0])
         for each in everybody:
