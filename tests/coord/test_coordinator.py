@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import trio
+import trio.testing
 
 from lensemble import identity, ticket
 from lensemble.checkpoint import open_checkpoint
@@ -28,6 +29,7 @@ from lensemble_coord.config import (
     RoundsSection,
 )
 from lensemble_coord.training import outer_round, session
+from lensemble_coord.training.coordinator import RECORD_AGAIN_S
 from tests.coord.scripted_node import ScriptedNode
 from tests.coord.tapped import TappedDriver
 
@@ -48,6 +50,8 @@ class Bench:
     ) -> None:
         self.serving, self.network, self.hub, self.tap = serving, network, hub, tap
         self.rounds = serving.rounds
+        self.scope = trio.CancelScope()
+        """Everything here, the coordinator and its nodes."""
 
     @asynccontextmanager
     async def node(
@@ -99,7 +103,9 @@ async def bench(
         tap = TappedDriver(network.driver(me.node))
         serve = partial(daemon.serve, gate_program=gate_program)
         serving = await nursery.start(serve, config, tap)
-        yield Bench(serving, network, me.node, tap)
+        made = Bench(serving, network, me.node, tap)
+        made.scope = nursery.cancel_scope
+        yield made
         nursery.cancel_scope.cancel()
 
 
@@ -173,7 +179,7 @@ async def test_a_lost_node_is_left_out_and_a_quorum_closes(tmp_path: Path) -> No
 
 async def test_a_slow_link_that_moves_is_not_cut_and_one_that_stalls_is(tmp_path: Path) -> None:
     async with (
-        bench(tmp_path, open_grace_s=60.0, collect_timeout_s=8.0) as coordinator,
+        bench(tmp_path, open_grace_s=60.0, collect_timeout_s=5.0) as coordinator,
         coordinator.node("a") as a,
         coordinator.node("b") as b,
         coordinator.node("c") as c,
@@ -194,15 +200,15 @@ async def test_a_slow_link_that_moves_is_not_cut_and_one_that_stalls_is(tmp_path
             await d.say(progress)
             words = c.words(3)
             signature = await c.announce(opening, words)
-            nursery.start_soon(partial(c.send, opening, words, signature, pause_s=5.0))
-            await trio.sleep(7.5)
+            nursery.start_soon(partial(c.send, opening, words, signature, pause_s=3.0))
+            await trio.sleep(4.0)
             round_status = coordinator.serving.answers.observer.status().round
             assert "c: 20% of its update is here and it moves" in round_status.reason
             assert "d: 40% of its steps are done and it stands still" in round_status.reason
             assert round_status.deadline_in_s is not None
             assert round_status.deadline_in_s <= 2.5
         (closed,) = coordinator.serving.closed_rounds
-        assert trio.current_time() - began > 24
+        assert trio.current_time() - began > 14
         assert sorted(closed.contributors) == sorted([a.me.node, b.me.node, c.me.node])
         assert [(left.node, left.code) for left in closed.dropped] == [(d.me.node, "timeout")]
 
@@ -467,10 +473,12 @@ async def test_the_end_of_a_run_is_written_once_the_disk_takes_it(tmp_path: Path
         await coordinator.state(outer_round.Aborted)
         while store.run is not None:
             await coordinator.rounds.changed.wait()
-        await trio.sleep(12)
+        await trio.sleep(RECORD_AGAIN_S + 0.5)
         assert [run.state for run in store.ledger.runs()] == ["running"]
         tables.execute("PRAGMA query_only = 0")
-        await trio.sleep(12)
+        with trio.fail_after(4 * RECORD_AGAIN_S):
+            while [run.state for run in store.ledger.runs()] == ["running"]:
+                await trio.testing.wait_all_tasks_blocked(0.1)
         assert [(run.state, run.code) for run in store.ledger.runs()] == [("stopped", "stopped")]
 
 

@@ -89,9 +89,8 @@ async def rig(
         bench(tmp_path, inference=terms, http=http) as coordinator,
         trio.open_nursery() as nursery,
     ):
-        release = trio.Event()
         made: list[ScriptedStages] = [
-            await nursery.start(_node, coordinator, f"node-{index}", release, me)
+            await nursery.start(_node, coordinator, f"node-{index}", me)
             for index, me in enumerate(known)
         ]
         peers = coordinator.serving.reception.peers
@@ -102,20 +101,20 @@ async def rig(
         for each in made:
             each.idle_bytes = each.node.arena.leased_bytes()
         yield Rig(coordinator, made, model)
-        release.set()
+        # With its nodes: one that left before it would be a loss, which it has time to write down.
+        coordinator.scope.cancel()
 
 
 async def _node(
     coordinator: Bench,
     name: str,
-    release: trio.Event,
     me: identity.Identity,
     *,
     task_status: trio.TaskStatus[ScriptedStages],
 ) -> None:
     async with coordinator.node(name, me=me) as node, hosting(node) as stages:
         task_status.started(stages)
-        await release.wait()
+        await trio.sleep_forever()
 
 
 async def test_a_model_answers_through_two_nodes(tmp_path: Path) -> None:
@@ -383,8 +382,14 @@ async def test_weights_that_go_to_a_node_tell_how_much_its_path_carries(tmp_path
             weather = coordinator.network.between(coordinator.hub, each.node.me.node)
             weather.bytes_per_s = rate
             each.in_one_range = True
-        ready = await here.provision("0:48,48:96")
-        assert ready.takes_requests
+        # What is seen is a lower bound, of a path that was busy without a break: on a machine that
+        # is busy with other things too it may take another time.
+        for _ in range(3):
+            ready = await here.provision("0:48,48:96")
+            assert ready.takes_requests
+            if [hop.rate for hop in ready.hops] == ["seen", "assumed", "seen"]:
+                break
+            await here.last(requests.StopRun())
         assert [hop.rate for hop in ready.hops] == ["seen", "assumed", "seen"]
         assert ready.hops[0].rate_age_s is not None
         assert 0.3 * rate < ready.hops[0].mbit_s * 1e6 / 8 < 1.1 * rate

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from lensemble.ctl import requests
 from lensemble.ctl.replies import Answered
@@ -38,6 +40,15 @@ def held() -> tuple[int, int]:
     """Descriptors and threads of this process, without the pool of idle ones."""
     threads = [each for each in threading.enumerate() if not each.name.startswith("Trio thread")]
     return len(os.listdir("/proc/self/fd")), len(threads)
+
+
+async def held_at_rest(here: Rig, threads: int) -> tuple[int, int]:
+    """What is held once what the last run left to threads is done."""
+    await here.at_rest()
+    with trio.fail_after(10):
+        while held()[1] > threads:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+    return held()
 
 
 async def cycle(here: Rig, how: str) -> str:
@@ -94,6 +105,7 @@ async def test_runs_leave_memory_descriptors_threads_and_leases_flat(
     tmp_path: Path, cycles: int
 ) -> None:
     draw = random.Random(5)
+    _, threads = held()
     async with rig(tmp_path, nodes=3) as here:
         outcomes: list[str] = []
         settled: Any = None
@@ -105,12 +117,10 @@ async def test_runs_leave_memory_descriptors_threads_and_leases_flat(
                 each.orders.clear()
             if number == max(len(ENDS), cycles // 5):
                 gc.collect()
-                await here.at_rest()
-                settled = (*held(), rss_bytes())
-        await here.at_rest()
+                settled = (*await held_at_rest(here, threads), rss_bytes())
         gc.collect()
         assert set(outcomes) == {"completed", "faulted", "stopped"}
-        assert held() == settled[:2]
+        assert await held_at_rest(here, threads) == settled[:2]
         grown = rss_bytes() - settled[2]
         print(f"{cycles} cycles: {grown / 1e6:.1f} MB more, {held()} descriptors and threads")
         assert grown < MAX_GROWTH_BYTES
