@@ -183,6 +183,10 @@ class Run:
 
     async def open(self) -> None:
         await self.say(opening)
+        await self.opened()
+
+    async def opened(self) -> None:
+        """One run after the other where they share a node: a session has one reader."""
         await self.hear(stages.StageOpened)
         await self.floor.nursery.start(self.tx.serve)
 

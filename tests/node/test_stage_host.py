@@ -91,9 +91,10 @@ async def test_two_nodes_compute_one_after_the_other_over_a_link_of_their_own(
         there, back = await f.run(one, other, number=1), await f.run(other, one, number=2)
         await there.provision()
         await back.provision()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(there.open)
-            nursery.start_soon(back.open)
+        for run in (there, back):
+            await run.say(opening)
+        for run in (there, back):
+            await run.opened()
         assert [await there.ask(n, 2) for n in range(3)] == [2, 3, 4]
         assert [await back.ask(n, 3) for n in range(3)] == [3, 4, 5]
         for run in (there, back):
