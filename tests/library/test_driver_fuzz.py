@@ -49,6 +49,10 @@ async def drain(driver: EndpointDriver, link: CoreLink) -> None:
     inbound = driver.expect_edge(link.peer, EDGE)
     with trio.move_on_after(60):
         try:
+            await link.send(b"ready")
+        except LinkLost:
+            return
+        try:
             receiver = await inbound.accept()
             while await receiver.receive_frame(memoryview(bytearray(16))) is not None:
                 pass
@@ -82,6 +86,9 @@ def test_any_bytes_leave_driver_and_other_links_alone(
             await stranger(network, where, first + b"".join(control), streams)
             await trio.sleep(100)
             link = await honest.dial(where)
+            with trio.fail_after(100):
+                # A stream that comes before its edge is expected would be refused.
+                assert await link.receive() == b"ready"
             sender = await honest.open_edge(LISTENER, EDGE)
             await sender.finish()
             await link.send(b"echo")
