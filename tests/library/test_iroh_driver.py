@@ -228,7 +228,7 @@ def test_another_version_is_refused() -> None:
 
 
 def test_a_missing_name_is_named() -> None:
-    with pytest.raises(ConfigError, match="_uniffi_rust_call_async"):
+    with pytest.raises(ConfigError, match="_uniffi_check_call_status"):
         iroh_loop.check("1.2.9", SimpleNamespace(), iroh_ffi._UniffiLib)
 
 
