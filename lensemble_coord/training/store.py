@@ -26,10 +26,10 @@ from lensemble.errors import (
 )
 from lensemble.ids import Digest, FederationId, NodeId
 from lensemble.logs import logger
-from lensemble.outer_step import PIECE_WORDS, OuterStep, step_terms
+from lensemble.outer_step import PIECE_WORDS
 from lensemble.params import ParamLayout
 from lensemble.secagg.field import reach
-from lensemble.secagg.plan import FieldPlan
+from lensemble.secagg.plan import FieldPlan, signed_words
 from lensemble.wire.steps import MAX_STEPS, TakenStep
 from lensemble.workload import Workload
 from lensemble_coord.config import CoordinatorConfig
@@ -310,18 +310,15 @@ class Store:
             AggregationError: it is not the sum that was derived last.
             StorageError: it cannot be read.
         """
-        step = OuterStep(step_terms(self.workload, contributors))
-        plan, square = self.plan, 0.0
+        plan, facts, square = self.plan, self._facts_of(field_sum), 0.0
         stored = self.directory.sum(field_sum)
-        for first, count, raw in aggregate.sum_parts(stored, plan, PIECE_WORDS):
-            mean = step.planned_mean(plan, first, raw, count)
-            square += float(np.sum(np.square(mean, out=mean), dtype=np.float64))
-        facts = self._facts_of(field_sum)
+        for part in aggregate.sum_parts(stored, plan, PIECE_WORDS):
+            square += _square_sum(plan, part)
         use = max(
             facts.largest / reach(self.workload.room, contributors),
             facts.largest_narrow / (contributors * plan.limit),
         )
-        return Diagnosis(math.sqrt(square), use)
+        return Diagnosis(math.sqrt(square) / contributors, use)
 
     def _facts_of(self, field_sum: Digest) -> aggregate.SumFacts:
         """What was seen of the sum while it was derived, which is the last that was."""
@@ -475,6 +472,16 @@ class Store:
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.directory.root).free
+
+
+def _square_sum(plan: FieldPlan, part: aggregate.Part) -> float:
+    """Of what the words of ``part`` stand for, in single precision: for people to look at."""
+    base, found = plan.byte_of(part.first), 0.0
+    for segment, lo, hi in plan.parts(part.first, part.first + part.coordinates):
+        words = signed_words(part.raw, segment.byte_of(lo) - base, hi - lo, segment.bits)
+        near = words.astype(np.float32)
+        found += float(np.dot(near, near)) * 4.0**-segment.k
+    return found
 
 
 def _sums_differed(byte: int) -> None:
