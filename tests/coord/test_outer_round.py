@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from lensemble.errors import InvalidTransition, OperatorError, Response
-from lensemble.ids import Digest
+from lensemble.ids import Digest, NodeId
 from lensemble.machine import ArmTimer, CancelTimer, TimerExpired
 from lensemble_coord.training import outer_round as r
 from lensemble_coord.training import patience
@@ -109,7 +109,7 @@ def test_a_run_of_no_rounds_cannot_be_asked_for(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([A, B, C])))
-def test_contributors_are_sorted_whatever_came_first(order: tuple[r.NodeId, ...]) -> None:
+def test_contributors_are_sorted_whatever_came_first(order: tuple[NodeId, ...]) -> None:
     play = Play(A, B, C).opens().collects(*order)
     actions = play.sends(*order)
     assert [c.node for c in only(actions, r.DeriveSum).contributors] == [A, B, C]
@@ -245,7 +245,7 @@ def test_open_timeout_with_a_quorum_goes_on() -> None:
 
 
 def test_an_abort_repeats_what_a_few_nodes_said_not_all_of_them() -> None:
-    nodes = [r.NodeId(f"{i:064x}") for i in range(100)]
+    nodes = [NodeId(f"{i:064x}") for i in range(100)]
     play = Play(*nodes).opens()
     play.feed(*(declined(node, reason="x" * 400) for node in nodes))
     reason = only(play.feed(expired(r.Timer.OPEN)), r.AnnounceAbort).reason

@@ -5,7 +5,7 @@ import random
 from msgspec.structs import replace
 
 from lensemble.errors import Response
-from lensemble.machine import TimerExpired
+from lensemble.machine import ArmTimer, TimerExpired
 from lensemble_coord.training import outer_round as r
 from tests.coord import round_play as play
 
@@ -63,7 +63,7 @@ def test_rules_for_masks_change_nothing_of_a_plain_round() -> None:
             assert same == actions
             assert type(other) is type(audit.state)
             assert not isinstance(other, r.Sharing | r.Unmasking)
-            armed = {action.timer for action in actions if isinstance(action, r.ArmTimer)}
+            armed = {action.timer for action in actions if isinstance(action, ArmTimer)}
             assert not armed & {r.Timer.SHARE, r.Timer.UNMASK}
             if isinstance(other, r.Committing):
                 assert not other.reason, "a plain commit that fails is collected for again"
