@@ -24,6 +24,7 @@ PIECE_WORDS = 1 << 18
 """Parameters of one piece; small enough for the scratch of a step to stay in the cache."""
 
 FieldWords = NDArray[np.uint32]
+_Reals = NDArray[np.float32 | np.float64]
 
 
 class StepTerms(msgspec.Struct, frozen=True):
@@ -63,9 +64,11 @@ class OuterStep:
         self._count = np.float64(terms.contributors)
         self._wide = np.empty(piece_words, dtype=np.float64)
         self._narrow = np.empty(piece_words, dtype=np.float32)
-        self._mean = np.empty(piece_words, dtype=self._real)
-        self._velocity = np.empty(piece_words, dtype=self._real)
         self._move = np.empty(piece_words, dtype=self._real)
+        wider = 0 if self._real is np.float32 else piece_words
+        self._mean = np.empty(wider, dtype=self._real)
+        self._velocity = np.empty(wider, dtype=self._real)
+        self._weights = np.empty(wider, dtype=self._real)
 
     def mean(self, words: FieldWords) -> FlatParameters:
         """The mean update of ``words`` (uint32, at most a piece); valid until the next call."""
@@ -121,19 +124,26 @@ class OuterStep:
     def _advance(
         self, parameters: FlatParameters, velocity: FlatParameters, mean: FlatParameters
     ) -> None:
-        size = len(mean)
-        m, v, u = self._mean[:size], self._velocity[:size], self._move[:size]
-        with np.errstate(over="ignore", invalid="ignore"):
+        size, wider = len(mean), self._real is not np.float32
+        m: _Reals = mean
+        v: _Reals = velocity
+        w: _Reals = parameters
+        if wider:
+            m, v, w = self._mean[:size], self._velocity[:size], self._weights[:size]
             np.copyto(m, mean)
             np.copyto(v, velocity)
+            np.copyto(w, parameters)
+        move = self._move[:size]
+        with np.errstate(over="ignore", invalid="ignore"):
             np.multiply(v, self._momentum, out=v)
             np.add(v, m, out=v)
-            np.multiply(v, self._momentum, out=u)
-            np.add(m, u, out=u)
-            np.multiply(u, self._lr, out=u)
-            np.add(parameters, u, out=u)
-            np.copyto(velocity, v, casting="same_kind")
-            np.copyto(parameters, u, casting="same_kind")
+            np.multiply(v, self._momentum, out=move)
+            np.add(m, move, out=move)
+            np.multiply(move, self._lr, out=move)
+            np.add(w, move, out=w)
+            if wider:
+                np.copyto(velocity, v, casting="same_kind")
+                np.copyto(parameters, w, casting="same_kind")
         if not (np.isfinite(parameters).all() and np.isfinite(velocity).all()):
             raise AggregationError(
                 "the outer step leaves the range of float32",

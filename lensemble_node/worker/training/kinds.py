@@ -36,7 +36,8 @@ from lensemble_node.worker.training.words import Encoder
 
 NOOP_REACH = 1e-3
 """Updates of the no-op task are uniform within +-this."""
-_PIECE = 1 << 18
+_PIECE = 1 << 16
+"""Parameters; what is made of them stays in a core's cache."""
 
 
 class RoundOrder(TypedDict):
@@ -192,17 +193,27 @@ class _Noop:
 
         pieces = measured()
         if pipeline.on_difference:
-            whole = pipeline.released(np.concatenate(list(drawn)))
+            whole = pipeline.released(_joined(drawn, len(prior)))
             pieces, extent = whole.pieces(), whole.extent
         vector = making.put_down(order["round_index"], pieces)
         return Result(vector, extent, (0.0, 0.0), making.protection.clip_factor)
 
 
+def _joined(pieces: Iterable[FlatParameters], size: int) -> FlatParameters:
+    whole, at = np.empty(size, dtype=np.float32), 0
+    for piece in pieces:
+        whole[at : at + len(piece)] = piece
+        at += len(piece)
+    return whole
+
+
 def _uniform(seed: int, size: int) -> Iterator[FlatParameters]:
-    """``size`` seeded coordinates within ``NOOP_REACH``, in pieces."""
-    generator = np.random.Generator(np.random.Philox(seed))
+    """``size`` seeded coordinates within ``NOOP_REACH``; each piece is valid until the next."""
+    generator = np.random.Generator(np.random.SFC64(seed))
+    room = np.empty(min(_PIECE, size), dtype=np.float32)
     for start in range(0, size, _PIECE):
-        piece = generator.random(min(_PIECE, size - start), dtype=np.float32)
+        piece = room[: size - start]
+        generator.random(out=piece, dtype=np.float32)
         piece -= np.float32(0.5)
         piece *= np.float32(2 * NOOP_REACH)
         yield piece

@@ -44,7 +44,8 @@ class Extent:
 
     def include(self, piece: FlatParameters) -> None:
         self.square += float(np.square(piece, dtype=np.float64).sum())
-        self.max_abs = max(self.max_abs, float(np.abs(piece).max(initial=0.0)))
+        peak = max(float(piece.max(initial=0.0)), -float(piece.min(initial=0.0)))
+        self.max_abs = max(self.max_abs, peak)
 
     @property
     def l2_norm(self) -> float:

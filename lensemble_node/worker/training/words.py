@@ -126,9 +126,13 @@ class Encoder:
         self._due = due
         self._left = left
         self._clipped: list[int] = []
+        self._scratch = np.empty((2, _PIECE), dtype=np.float32)
+        self._words = np.empty(_PIECE, dtype="<u2")
 
     def words(self, difference: Iterable[FlatParameters]) -> Iterator[Words]:
         """The blob of ``difference`` (float32, in order, in any pieces, which are written to).
+
+        Each piece of it is valid until the next is asked for.
 
         Raises:
             FieldBoundExceeded: names the first coordinate that the field does not hold.
@@ -161,33 +165,35 @@ class Encoder:
     def _round(self, segment: Segment, first: int, values: FlatParameters) -> Words:
         """Round one piece of a narrow tensor by chance; what is left of it is written down."""
         limit, unit = self._plan.limit, 2.0**segment.k
+        steps, rounded = (row[: len(values)] for row in self._scratch)
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = values * np.float32(unit)
-            sizes = np.abs(steps)
-            peak = float(sizes.max())
+            np.multiply(values, np.float32(unit), out=steps)
+            peak = max(float(steps.max()), -float(steps.min()))
         if not peak <= bound(self._terms) * unit:
             raise over_bound(values, first, self._terms)
         chances = self._chance.words((len(steps) + 3) // 4).view("<u2")[: len(steps)]
-        rounded = chances.astype(np.float32)
-        rounded *= _CHANCE
+        np.multiply(chances, _CHANCE, out=rounded)
         rounded += steps
         np.floor(rounded, out=rounded)
         if peak > limit - 1:
             np.clip(rounded, -limit, limit, out=rounded)
             index = (segment.clipped - self._plan.tail) // 4 - 1
-            self._clipped[index] += int(np.count_nonzero(sizes > limit))
+            self._clipped[index] += int(np.count_nonzero(np.abs(steps) > limit))
         steps -= rounded
+        words = self._words[: len(values)]
         if self._left is not None:
-            self._left.write(_halved(steps).data)
-        return rounded.astype("<i2").view("<u2")
+            self._left.write(_halved(steps, words).data)
+        np.copyto(words.view("<i2"), rounded, casting="unsafe")
+        return words
 
 
-def _halved(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """``values`` as bfloat16, rounded to the nearest."""
+def _halved(values: NDArray[np.float32], into: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """``values``, which are overwritten, as bfloat16, rounded to the nearest."""
     bits = values.view("<u4")
     bits += np.uint32(1 << 15)
     bits >>= np.uint32(16)
-    return bits.astype("<u2")
+    np.copyto(into, bits, casting="unsafe")
+    return into
 
 
 def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
