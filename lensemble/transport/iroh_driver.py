@@ -115,6 +115,7 @@ class IrohConnection:
     def __init__(self, connection: iroh.Connection) -> None:
         self.peer = NodeId(connection.remote_id().to_bytes().hex())
         self._connection = connection
+        self._path: iroh.PathSnapshot | None = None
         connection.set_max_concurrent_uni_streams(MAX_EDGES)
         connection.set_max_concurrent_bi_streams(1)
 
@@ -167,7 +168,10 @@ class IrohConnection:
 
     def facts(self) -> LinkFacts:
         stats = self._connection.stats()
-        path = next((path for path in self._connection.paths() if path.is_selected), None)
+        paths = self._connection.paths()
+        path = next((path for path in paths if path.is_selected), None)
+        # Between two paths none is selected; the peer is then where it was.
+        path = self._path = path or self._path or next(iter(paths), None)
         return LinkFacts(
             path="unknown" if path is None else "relay" if path.is_relay else "direct",
             remote="" if path is None else path.remote_addr,
