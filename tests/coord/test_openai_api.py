@@ -424,7 +424,7 @@ async def test_garbage_ends_its_connection_and_nothing_else(tmp_path: Path) -> N
             b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
             b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n{",
         ):
-            with trio.fail_after(5):
+            with trio.fail_after(20):
                 client = await trio.open_tcp_stream(host, int(port))
                 async with client:
                     await client.send_all(piece)

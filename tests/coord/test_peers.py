@@ -25,7 +25,7 @@ class Heard:
 
 
 async def _until(peers: Peers, found: object) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         while not found():
             await peers.changed.wait()
 

@@ -266,7 +266,7 @@ async def test_a_drained_node_is_not_asked_for_rounds_and_a_restart_keeps_that(
         assert rounds.state.ground.asked == tuple(sorted({who[0].node, who[2].node}))
         assert rounds.state.ground.here == tuple(sorted(each.node for each in who))
         await drain(here, undo=True)
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             while len(rounds.state.ground.asked) < 3:
                 await rounds.changed.wait()
         with pytest.raises(OperatorError, match="has ever joined"):

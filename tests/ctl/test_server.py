@@ -284,7 +284,7 @@ async def test_a_client_that_leaves_ends_its_answer(place: Path) -> None:
         while b"begun" not in await stream.receive_some():
             pass
         await stream.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             await left.wait()
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert counts.clients == 0

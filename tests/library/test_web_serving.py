@@ -39,7 +39,7 @@ class App:
             self.now -= 1
 
     async def until(self, now: int) -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             while self.now != now:
                 await trio.testing.wait_all_tasks_blocked(0.002)
 
@@ -145,7 +145,7 @@ async def test_clients_beyond_the_limit_wait_for_a_place() -> None:
                 await late.receive_some(1)
             assert waits.cancelled_caught
             await idle[0].aclose()
-            with trio.fail_after(5):
+            with trio.fail_after(20):
                 assert await late.receive_some(1)
         for each in idle:
             await each.aclose()

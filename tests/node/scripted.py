@@ -251,7 +251,7 @@ class Running:
     async def stop(self) -> None:
         """As a signal to terminate does it; returns when everything is gone."""
         self.scope.cancel()
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             await self.ended.wait()
 
 

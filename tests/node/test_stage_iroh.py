@@ -40,9 +40,10 @@ async def test_two_nodes_link_over_quic_in_both_directions_and_a_hop_is_quick(
         alone = await (await f.run(one, number=3)).start()
         await there.provision()
         await back.provision()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(there.open)
-            nursery.start_soon(back.open)
+        for run in (there, back):
+            await run.say(opening)
+        for run in (there, back):
+            await run.opened()
         assert await back.ask(1, 2) == 3
         trips: dict[int, list[float]] = {1: [], 2: []}
         for n in range(100):
