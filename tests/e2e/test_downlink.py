@@ -98,3 +98,25 @@ def test_a_momentum_that_rotted_with_a_node_is_fetched_again(tmp_path: Path) -> 
         members.wait_for()
         assert ways(members) == ["sum", "state"]
         assert ways(members) == ["sum", "sum"]
+
+
+@pytest.mark.soak
+def test_a_large_state_is_in_memory_between_rounds_and_survives_a_stop_and_a_kill(
+    tmp_path: Path,
+) -> None:
+    """5 million parameters are stepped in memory: after a stop nothing is fetched, but sums."""
+    large = {**TERMS["workload"], "task": {"parameters": 5_000_000}}
+    with federation(tmp_path, 2, **{**TERMS, "workload": large}) as members:
+        assert ways(members, 3) == ["sum", "sum"]
+        node = members["node-1"]
+        node.stop()
+        node.begin()
+        members.wait_for()
+        assert ways(members) == ["sum", "sum"]
+        before = members.participant("node-1").state_bytes
+        # What it was put down from, as it stopped, is two rounds back.
+        node.kill()
+        node.begin()
+        members.wait_for()
+        assert ways(members) == ["sum", "sum"]
+        assert members.participant("node-1").state_bytes - before <= 3 * 2.1 * 5_000_000
