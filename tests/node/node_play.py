@@ -168,7 +168,7 @@ class Play:
             self.state, self.actions = participation.transition(self.state, event)
         return self.actions
 
-    def hear(self, *heard: participation.FromCoordinator) -> tuple[Action, ...]:
+    def hear(self, *heard: messages.FromCoordinator) -> tuple[Action, ...]:
         for message in heard:
             self.feed(Heard(self.call, message))
         return self.actions

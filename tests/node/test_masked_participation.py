@@ -301,7 +301,7 @@ def test_words_about_masks_mean_nothing_in_a_plain_attempt() -> None:
 @pytest.mark.parametrize(
     "message", [roster(0, 1), roster(1, 0), unmask(0, 1), unmask(1, 0), unmask(epoch=6)]
 )
-def test_words_of_another_attempt_change_nothing(message: participation.FromCoordinator) -> None:
+def test_words_of_another_attempt_change_nothing(message: messages.FromCoordinator) -> None:
     for play in (Play().drawn(), Play().masked_sent()):
         before = play.state
         assert len(counted(play.hear(message))) == len(play.actions) == 1

@@ -120,7 +120,7 @@ STATES = {
 
 def _events(play: Play) -> list[participation.Event]:
     call = play.call
-    heard: list[participation.FromCoordinator] = [
+    heard: list[messages.FromCoordinator] = [
         welcome(),
         messages.Refused(code="unknown", reason="not on the list", final=True),
         messages.Refused(code="busy", reason="come back"),
@@ -646,7 +646,7 @@ def test_a_worker_that_does_not_answer_is_ended() -> None:
     ],
 )
 def test_a_message_from_elsewhere_changes_nothing(
-    message: participation.FromCoordinator, reason: str
+    message: messages.FromCoordinator, reason: str
 ) -> None:
     play = Play().fetching()
     before = play.state

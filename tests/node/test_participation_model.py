@@ -192,7 +192,7 @@ class Node(RuleBasedStateMachine):
 
     # ---- coordinator ----
 
-    def hear(self, message: participation.FromCoordinator) -> None:
+    def hear(self, message: messages.FromCoordinator) -> None:
         self.feed(participation.Heard(self.call, message))
 
     @precondition(linked)
