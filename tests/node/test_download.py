@@ -554,6 +554,18 @@ def test_a_state_that_comes_whole_takes_the_place_of_what_was_in_memory(tmp_path
     assert len(files_in(tmp_path)) == 2
 
 
+def test_the_first_step_starts_without_the_momentum_that_was_in_memory(tmp_path: Path) -> None:
+    """A federation that began anew: where its first state comes, another one's momentum was."""
+    store, inbound = in_memory(tmp_path)
+    inbound.expect((1, 0), GOALS[2], steps_to(2))
+    receive(inbound, sums((1, 0), 2, 1))
+    inbound.expect((2, 0), GOALS[0])
+    assert receive(inbound, whole((2, 0), 0))[-1] == GOALS[0].state
+    assert inbound.expect((3, 0), GOALS[1], steps_to(1)) == Held(0, 1)
+    assert receive(inbound, sums((3, 0), 1, 1))[-1] == GOALS[1].state
+    require_in(store, 1)
+
+
 def test_states_without_momentum_are_stepped_in_memory(tmp_path: Path) -> None:
     store = StateStore(tmp_path, LAYOUT, in_memory=True)
     inbound = inbound_of(store)
