@@ -13,7 +13,7 @@ BENCHMARKS = $(filter-out $(LONG),$(shell grep -l __main__ benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-inference test lint format configs bench learning churn check clean
-.PHONY: install-system install-units membership bench-flower soak crash-matrix resource-ends weather endurance
+.PHONY: install-system install-units membership bench-flower bench-scale soak crash-matrix resource-ends weather endurance
 
 help:
 	@echo "make demo            one coordinator, three nodes, five rounds, on this machine (ARGS=...)"
@@ -26,6 +26,7 @@ help:
 	@echo "make learning        what federated training is worth, on five seeds (ARGS=...)"
 	@echo "make membership      who is called dead and how soon, simulated, on 100 seeds"
 	@echo "make bench-flower    rounds beside those of Flower's deployment engine"
+	@echo "make bench-scale     what a node costs the coordinator, with 10 to 1,000 of them"
 	@echo "make churn           quality and drift when nodes come and go"
 	@echo "make soak            whole federations in a simulated world, SEEDS=10000 (ARGS=...)"
 	@echo "make crash-matrix    every process killed at every named point (ARGS=\"-k LABEL\")"
@@ -85,7 +86,10 @@ membership: $(STAMP)
 	$(BIN)/python benchmarks/membership.py --seeds 100 $(ARGS)
 
 bench-flower: $(STAMP)
-	$(BIN)/python benchmarks/rounds.py --sizes 1,100 --nodes 2 --flower $(ARGS)
+	$(BIN)/python benchmarks/rounds.py --sizes 1,100,400 --nodes 2,4 --flower $(ARGS)
+
+bench-scale: $(STAMP)
+	$(BIN)/python benchmarks/scale.py --counts 10,100,400,1000 --aggregation masked,plain $(ARGS)
 
 churn: $(STAMP)
 	$(BIN)/python benchmarks/churn.py $(ARGS)

@@ -1,8 +1,8 @@
 """Secrets of 32 bytes in shares, each committed to by its dealer and encrypted to its holder.
 
-Shamir's scheme as pycryptodome has it, over GF(2**128): each half of a secret is shared by itself,
-with coefficients from the operating system.  Polynomials are evaluated and interpolated here, to
-the same bits and in a fraction of the time; pycryptodome is what tests hold both to.  A share is
+Shamir's scheme over GF(2**128): each half of a secret is shared by itself, with coefficients from
+the operating system.  Tests hold it to pycryptodome, whose shares are of the same bits and take
+fifteen times as long, which a roster of a thousand feels.  A share is
 also published as its SHA-256, so that whoever receives one sees at once whether it is the one that
 was dealt: a wrong share has exactly one author and nobody has to search for it.
 """
