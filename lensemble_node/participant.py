@@ -277,7 +277,7 @@ class Member:
                 await self._hear(participation.WorkerSaid(signal))
 
     def _account(self, signal: signals.Event) -> None:
-        """Keep what the worker says of the privacy budget, and what it did to an update."""
+        """Keep what the worker says of the privacy budget, of updates and of what went wrong."""
         match signal:
             case signals.Configured(budget=budget):
                 self.budget = budget
@@ -286,8 +286,21 @@ class Member:
             case signals.StateHeld(digest=digest, by=by):
                 self.state_by = by
                 self._log.info("state.held", by=by, digest=digest)
+            case signals.Failed():
+                self._account_failure(signal)
             case _:
                 return
+
+    def _account_failure(self, signal: signals.Failed) -> None:
+        """Also where its attempt is over by then, which nobody withdraws from any more."""
+        if self._quiet.may_say("worker", signal.message, trio.current_time()):
+            self._log.warning(
+                "worker.failed",
+                round=signal.round,
+                attempt=signal.attempt,
+                code=signal.code,
+                reason=signal.message,
+            )
 
     def _account_release(self, signal: signals.Trained) -> None:
         self.clip_factor, self.field_use = signal.clip_factor, signal.field_use
