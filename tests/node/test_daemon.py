@@ -311,6 +311,25 @@ async def test_a_closed_round_stops_a_late_sender(tmp_path: Path) -> None:
         await session.whole_round(1)
 
 
+async def test_what_a_worker_refuses_once_its_attempt_is_over_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with stage(tmp_path) as s:
+        serving = await serve(s)
+        session = await s.joined()
+        await session.bind()
+        # Another node's word ended the attempt while the state was on its way to this one.
+        await session.close(outcome="aborted", digest=session.digest, contributors=())
+        await until(serving, "Idle")
+        slot = await session.tx.acquire()
+        session.tx.region.slot(slot)[:4] = b"none"
+        session.tx.filled(slot, 4)
+        await session.hear(messages.EdgeLost)
+        said = [line for line in capsys.readouterr().out.splitlines() if "worker.failed" in line]
+        assert len(said) == 1
+        assert "a chunk of 4 bytes where" in said[0], said
+
+
 async def test_a_worker_without_its_dataset_declines_with_the_way_out(tmp_path: Path) -> None:
     async with stage(tmp_path) as s:
         serving = await serve(s, data={"path": str(tmp_path / "nothing.hdf5")})
