@@ -7,7 +7,10 @@ taken away again, so memory follows what is leased and not what has passed throu
 
 import mmap
 import os
+import weakref
 from bisect import insort
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -60,10 +63,14 @@ class Region:
 
 
 class Arena:
-    """A mapped arena; the one that made it is also the one that leases from it."""
+    """A mapped arena; the one that made it is also the one that leases from it.
+
+    A created one closes its file once nothing refers to it any more, if not before.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._closing: Callable[[], object] = partial(os.close, fd)
         self.nbytes = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, self.nbytes, mmap.MAP_SHARED)
         self._mapped = memoryview(self._map)
@@ -74,7 +81,9 @@ class Arena:
         """A new arena of ``nbytes`` of address space, rounded up to whole pages."""
         fd = os.memfd_create("lensemble-arena", os.MFD_CLOEXEC)
         os.ftruncate(fd, _whole_pages(nbytes))
-        return cls(fd)
+        arena = cls(fd)
+        arena._closing = weakref.finalize(arena, os.close, fd)
+        return arena
 
     @classmethod
     def attach(cls, fd: int) -> "Arena":
@@ -138,7 +147,7 @@ class Arena:
 
     def close(self) -> None:
         """Close the file; the mapping ends when the last view of a slot is gone."""
-        os.close(self.fd)
+        self._closing()
 
     def leased_bytes(self) -> int:
         """Address space that is leased now."""

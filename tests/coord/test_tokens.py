@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lensemble import gguf
@@ -57,6 +57,8 @@ def text_of(tokenizer: Tokenizer, ids: tuple[int, ...], stops: tuple[str, ...] =
 @pytest.mark.parametrize("split", tokens.SPLITS)
 @given(text=st.text(max_size=60))
 def test_what_is_encoded_is_decoded_in_whole_characters(split: str, text: str) -> None:
+    # A control that is written out is one token, and is shown as nothing.
+    assume(not any(control in text for control in CONTROLS))
     tokenizer = TINY if split == "smollm" else Tokenizer(metadata(split))
     pieces = text_of(tokenizer, tokenizer.encode(text))
     assert "".join(pieces).removeprefix("<|im_start|>") == text

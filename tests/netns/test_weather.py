@@ -18,6 +18,7 @@ POOR = {"delay_ms": 50.0, "jitter_ms": 20.0, "loss": 0.02, "mbit_s": 20.0}
 SLOW = {"delay_ms": 10.0, "mbit_s": 8.0}
 CUT = {**SLOW, "cut": True}
 SHORT = {"heartbeat_s": 0.3, "heartbeat_timeout_s": 1.5}
+CHUNK_BYTES = 1 << 16
 MODEL_BYTES = 2_000_000
 """Of models whose transfer is disturbed."""
 
@@ -34,6 +35,8 @@ def _terms(
         "coordinator": {
             "listen": listen,
             "rounds": {"aggregation": "plain", "min_participants": quorum},
+            # A state of many chunks, so that weather meets it on its way.
+            "edges": {"capacity_bytes": CHUNK_BYTES},
         },
         "node": {"listen": listen, "share": {"plain": True}},
     }

@@ -54,8 +54,9 @@ class Origin:
                 self.held.set()
                 self.go_on.wait()
             piece = body[at : at + (1 << 16)]
-            request.wfile.write(piece)
+            # Before it is gone: who has it may look at once.
             self.sent += len(piece)
+            request.wfile.write(piece)
 
 
 @contextmanager

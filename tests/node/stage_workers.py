@@ -210,7 +210,7 @@ class StageProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
-        os.close(self.arena.fd)
+        self.arena.close()
 
 
 class Chain:

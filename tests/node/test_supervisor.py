@@ -65,7 +65,7 @@ async def supervised(
         await nursery.start(made.run)
         yield made, ear
         nursery.cancel_scope.cancel()
-    os.close(arena.fd)
+    arena.close()
 
 
 def gone(pid: int) -> bool:

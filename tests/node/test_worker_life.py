@@ -52,7 +52,7 @@ async def test_commands_keep_their_order_whether_the_pipe_has_room_or_not() -> N
         with trio.CancelScope(shield=True):
             await life.wait()
             await life.close()
-        os.close(arena.fd)
+        arena.close()
     assert not life.killed_for or life.killed_for == "the test is over"
     assert got[1:] == sent[1 : len(got)]
     assert got[0] == sent[0][1:]

@@ -1,6 +1,5 @@
 """A real worker process over a real arena, driven line by line as its daemon would."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,7 +210,7 @@ def worker(
     finally:
         started.process.kill()
         started.process.communicate()
-        os.close(started.arena.fd)
+        started.arena.close()
 
 
 def warm_start(workload: Workload) -> np.ndarray:
