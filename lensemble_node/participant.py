@@ -190,7 +190,7 @@ class Member:
                     self._moved,
                 )
         finally:
-            os.close(self._arena.fd)
+            self._arena.close()
 
     async def assign(self, belongs: Membership) -> None:
         """Belong to another coordinator from now on, durably.
