@@ -14,6 +14,7 @@ where they come in whole or are read from files.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,7 +52,7 @@ def sum_of(step: TakenStep, layout: ParamLayout, workload: Workload) -> Item:
     return Item("sum", step.total, FieldPlan(layout, workload.room, step.plan))
 
 
-class Stepping:
+class Stepping(ABC):
     """Takes ``step`` as the bytes of its sum are fed, in order.
 
     Raises:
@@ -88,10 +89,11 @@ class Stepping:
             end = min(at + PIECE_WORDS, last)
             self._advance(at, end, raw[plan.byte_of(at) - start :])
 
+    @abstractmethod
     def _advance(self, first: int, last: int, raw: memoryview) -> None:
         """Take the coordinates ``first`` to ``last``, whose words ``raw`` begins with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """The sum is whole: name what the step came to.
 
@@ -99,11 +101,12 @@ class Stepping:
             CheckpointIntegrityError: it is not what the coordinator came to; nothing is named.
             StorageError: the file system refuses.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of what is open; how far the step has come stays."""
 
+    @abstractmethod
     def forget(self) -> None:
         """Let go, and leave nothing of what the step came to."""
 
@@ -209,6 +212,12 @@ class MemoryStepping(Stepping):
             raise _not_the_same(parameters, found)
         self._store.come_to(self._end)
         self._store.settle(self._end)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def forget(self) -> None:
+        """What was half taken is in memory, where nothing names it."""
 
 
 class _Result:

@@ -4,7 +4,6 @@ Slot signals, attaching, binding and abandoning are answered at once, in the mid
 sending too; anything else waits its turn.
 """
 
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -220,7 +219,7 @@ class Worker:
         try:
             rest.put_down(may_go_on)
         except StorageError as error:
-            print(f"the state stays in memory: {error.message}", file=sys.stderr)  # noqa: T201  # its log is stderr
+            self._fail(error, None)
             return False
         return True
 

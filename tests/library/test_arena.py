@@ -1,3 +1,4 @@
+import gc
 import os
 import subprocess
 import sys
@@ -143,3 +144,25 @@ class FirstFit(RuleBasedStateMachine):
 
 TestFirstFit = FirstFit.TestCase
 TestFirstFit.settings = settings(max_examples=60, deadline=None)
+
+
+def test_a_created_arena_closes_its_file_once_and_with_itself() -> None:
+    """By number it may be another file's by then."""
+    arena = Arena.create(PAGE_BYTES)
+    fd = arena.fd
+    arena.close()
+    again = os.open(os.devnull, os.O_RDONLY)
+    try:
+        assert again == fd
+        arena.close()
+        del arena
+        gc.collect()
+        os.fstat(again)
+    finally:
+        os.close(again)
+    dropped = Arena.create(PAGE_BYTES)
+    fd = dropped.fd
+    del dropped
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
